@@ -11,15 +11,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from gda.arrays.construction.from_process_local import BatchBuffers, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import local_array_of
-from gda.arrays.transport.moving import reshard
+from gda.arrays.transport.carrying import Relayout
 from gda.layout.boundary import public, set_module
-from gda.mesh import check_mesh, is_tracer
+from gda.mesh import check_mesh, is_tracer, mesh_and_spec, processes_of, sharding_of
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe
 from gda.trees.batches.host_arrays import (
@@ -30,6 +30,7 @@ from gda.trees.batches.host_arrays import (
 )
 from gda.trees.leaves import array_of, held_by
 from gda.trees.matching import map_with_specs
+from gda.trees.resharding import Moving, moved_together
 
 __all__ = [  # noqa: RUF022
     "host_local_array_to_global_array",
@@ -46,6 +47,7 @@ def __dir__() -> list[str]:
 
 
 _NAME = "host_local_array_to_global_array"
+_TO_LOCAL = "global_array_to_host_local_array"
 
 
 @set_module("gda.compat")
@@ -87,9 +89,9 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
     Each is the distinct blocks of this process side by side, over ``global_mesh.local_mesh``;
-    nothing is copied. An array that only this process holds is returned unchanged. One with another
-    layout is first moved by ``GlobalArray.reshard``, which communicates: all processes of the mesh
-    must call this.
+    nothing is copied. An array that only one process holds is returned unchanged. Those with
+    another layout are first moved together, as by ``reshard_tree``. Communicates: all processes of
+    the mesh must call this, and compare the tree.
 
     Args:
       global_inputs: a pytree of ``GlobalArray``s and ``jax.Array``s, PRNG keys too.
@@ -110,35 +112,40 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """
 
     def local(array: jax.Array, spec: PartitionSpec) -> jax.Array:
-        return array if array.is_fully_addressable else local_array_of(array, global_mesh, spec)
+        return local_array_of(array, global_mesh, spec) if _is_global(array) else array
 
     return map_with_specs(local, _moved(global_inputs, global_mesh, pspecs), pspecs, "pspecs")
 
 
-@communicates("reshard", lambda given: [given["tree"]])
+@communicates(_TO_LOCAL, lambda given: [given["tree"]])
 def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
-    """Return the arrays of a tree in these layouts, except those of this process alone."""
+    """Return the arrays of a tree in these layouts, except those of one process alone."""
     check_mesh(mesh)  # here, so that the other processes hear of the error
 
-    def moved(leaf: Any, spec: PartitionSpec) -> jax.Array:
+    def moving(leaf: Any, spec: PartitionSpec) -> jax.Array | Moving:
         if isinstance(leaf, PaddedArray):
             raise TypeError(
                 "the array is a PaddedArray, and its blocks without padding are not a jax.Array; "
                 "take them from p.local_shards"
             )
         array = array_of(leaf)
-        wanted = NamedSharding(mesh, spec)
-        if array.is_fully_addressable or array.sharding.is_equivalent_to(wanted, array.ndim):
+        if not _is_global(array):
             return array
-        return reshard(array, mesh, spec)
+        relayout = Relayout(array, mesh_and_spec(mesh, spec))
+        relayout.check()  # here, for an error with the path
+        is_there = array.sharding.is_equivalent_to(relayout.sharding, array.ndim)
+        return Moving(array, relayout, not is_there)
 
-    return map_with_specs(moved, tree, specs, "pspecs")
+    found = map_with_specs(moving, tree, specs, "pspecs")
+    return moved_together(found, _TO_LOCAL, processes_of(mesh).numbers)
 
 
 def _is_global(leaf: Any) -> bool:
-    """Return True if an array is over other processes too."""
-    array = held_by(leaf)
-    return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
+    """Return True if an array is over several processes, the same in all of them."""
+    array: Any = held_by(leaf)
+    if not isinstance(array, jax.Array) or is_tracer(array) or array.is_fully_addressable:
+        return False
+    return len(processes_of(sharding_of(array).mesh).numbers) > 1
 
 
 def _placed(tree: Any, mesh: Mesh, specs: Any) -> Any:

@@ -32,6 +32,8 @@ from test_other_arguments import (
 )
 
 import gda
+from gda import checkpoint
+from gda.multihost import meeting
 from gda.multihost.agreement import checking_agreement
 
 SECONDS = 40  # many times the need, and below the limits of checks
@@ -237,16 +239,101 @@ def test_an_error_in_a_call_that_one_process_makes_alone_disturbs_no_other_call(
 
 
 @pytest.mark.processes(2, devices=4)
-def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", [restore_together, diff])
+def test_timeout_bounds_the_wait_for_the_others(call: Any, shared_tmp_path: Path) -> None:
     world = World()
     _ = world.path
     over = shared_tmp_path / "over"
     if jax.process_index() != ME:
         with checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
-            restore_together(world, timeout=1)
+            call(world, timeout=1)
         over.touch()
     wait_for([over])
     gda.check_processes_agree(0, name="in step again", timeout=SECONDS)
+
+
+# An argument by which a process has nothing to say, where the others wait for it.
+
+
+def run_save(w: World, **others: Any) -> None:
+    run = checkpoint.Run(f"{w.folder}/run", every=1)
+    run.resume(w.tree)
+    run.save(1, others.get("state", w.tree), now=True)
+    run.close()
+
+
+ONE_LESS: Callable[[World], Any] = lambda w: {"a": w.g}  # noqa: E731
+NO_TREES: list[Callable[[World], Any]] = [lambda _: {}, ONE_LESS, lambda w: w.path]
+TREE_OF: dict[Callable[..., None], str] = {
+    save: "tree",
+    save_async: "tree",
+    diff: "b",
+    save_safetensors: "tree",
+    fingerprint: "tree",
+    reshard_tree: "tree",
+    check_replicas_agree: "tree",
+    check_processes_agree: "tree",
+    constrain: "x",
+    global_array_to_host_local_array: "global_inputs",
+    offer: "tree",
+    load_tree: "sources",
+    run_save: "state",
+}
+OTHER_CALLS: list[tuple[Callable[..., None], Callable[[World], dict[str, Any]]]] = [
+    (diff, lambda w: {"a": w.tree, "b": w.path}),
+    (diff, lambda _: {"a": "/not/here", "b": "/not/here"}),
+    (load_tree, lambda _: {"sources": {}, "mesh": {}, "specs": None}),
+    (load_tree, lambda _: {"read_once": False}),
+    (from_source, lambda _: {"read_once": False}),
+    (restore_together, lambda _: {"read_once": False}),
+    (reshard_tree, lambda _: {"tree": {}, "mesh": {}, "specs": None}),
+    (reshard_tree, lambda w: {"tree": {"a": local(w)}, "mesh": local(w).sharding, "specs": None}),
+    (fingerprint, lambda w: {"tree": w.sources}),
+    (fingerprint, lambda w: {"tree": {"a": local(w)}}),
+    (check_replicas_agree, lambda w: {"tree": {"a": local(w)}}),
+    (constrain, lambda _: {"spec": None}),
+    (pull, lambda w: {"like": {}}),
+]
+SILENT = [
+    *((call, lambda w, n=name, f=f: {n: f(w)}) for call, name in TREE_OF.items() for f in NO_TREES),
+    *OTHER_CALLS,
+]
+
+
+def local(w: World) -> jax.Array:
+    return jax.device_put(w.sources["a"], jax.local_devices()[0])
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("checks", [False, True], ids=["checks off", "checks on"])
+def test_a_process_with_nothing_to_say_lets_no_other_wait(
+    checks: bool, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
+) -> None:
+    monkeypatch.setattr(meeting, "_PATIENCE", 2.0)
+    world, is_me = World(), jax.process_index() == ME
+    with checking_agreement(False):
+        _ = world.path, world.model
+    expected = Exception if is_me else (gda.DisagreementError, gda.LateProcessError)
+    wrong: list[str] = []
+    for number, (call, others) in enumerate(SILENT):
+        given, began, caught = others(world), time.monotonic(), None
+        try:
+            with checking_agreement(checks):
+                call(world, **given if is_me else {})
+        except expected as error:
+            caught = error
+        seconds = time.monotonic() - began
+        if seconds > SECONDS or (caught is None and not is_me):
+            wrong.append(f"{call.__name__}({given}): {caught} after {seconds:.0f} s")
+        over = shared_tmp_path / f"{number}"
+        if not is_me:
+            over.touch()
+        wait_for([over])  # no other call of the process tells the others
+        with checking_agreement(False):
+            gda.check_processes_agree(0, name="in step", timeout=SECONDS)
+    assert not wrong
+    with checking_agreement(False):
+        world.check_nothing_is_lost()
 
 
 def test_each_function_of_the_walk_over_other_arguments_is_walked_over_here() -> None:

@@ -37,7 +37,13 @@ from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import set_module
 from gda.layout.indices import index_at
 from gda.mesh import MeshLike
-from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
+from gda.multihost.agreement import (
+    check_same_call,
+    communicates,
+    tells_alone,
+    timeout_of_calls,
+    watching,
+)
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
@@ -216,6 +222,8 @@ class _Restore:
                 self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf, value_of))
             if self.options.read_once:
                 self._compare_calls()
+            else:
+                tells_alone(_NAME, "read_once is False")
             self._read_all(options_for(self.store, self.options))
         except CorruptionError:
             check_not_replaced(self.store, manifest)

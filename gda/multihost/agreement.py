@@ -44,7 +44,7 @@ from gda.multihost.descriptions import (
     leaf_fields,
     stable_text,
 )
-from gda.multihost.places import introduce, of_thread, one_line
+from gda.multihost.places import Place, introduce, made_alone, of_thread, one_line, post
 
 if TYPE_CHECKING:
     from gda.multihost.failure_watch import FailureWatch
@@ -260,7 +260,7 @@ def together(
     *,
     prepare: Callable[[], Any] = lambda: None,
     request: Callable[[Any], Description] | None = None,
-    communicates: bool = False,
+    communicates: bool | None = None,
     always: bool = False,
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
@@ -268,7 +268,8 @@ def together(
     First each does what it can alone, by ``prepare``, and they compare the ``request`` for it. Then
     ``work`` takes what was prepared, and they compare the ``outcome``. If checks are off, they
     compare the request only if ``work`` ``communicates``, and both only ``always``. Checks inside
-    ``work`` are off. ``prepare`` or ``work`` must reject a mesh that is none.
+    ``work`` are off. ``prepare`` or ``work`` must reject a mesh that is none. ``communicates`` is
+    None if no option decides it.
     """
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
@@ -279,7 +280,11 @@ def together(
         _check_joined()
     takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (compares or communicates):
-        return work(prepare())
+        try:
+            return work(prepare())
+        finally:
+            if takes_part and communicates is False:
+                tells_alone(name, "read_once is False")
     timeout = timeout_of_checks() if compares else None
     prepared = prepare()
     if request:
@@ -294,6 +299,20 @@ def together(
             return work(prepared)
 
     return done_by_all(unchecked, outcome, END_OF + name, processes, timeout)
+
+
+def tells_alone(name: str, reason: str) -> None:
+    """Tell those that wait at a call that this process makes it without communication.
+
+    It waits for none. They give up after a moment, unless this process comes as well.
+    """
+    service = coordination.service()
+    is_main = threading.current_thread() is threading.main_thread()
+    if service is not None and is_main and jax.process_count() > 1:
+        made_alone[name] += 1
+        what = f"{name} ({user_location()}), which does not communicate: {reason}"
+        with suppress(Exception):
+            post(service, Place(what, alone=made_alone[name]))
 
 
 def check_same_call(
@@ -387,7 +406,7 @@ def agreed_by_all(
 
     ``share``, ``decide`` and the ``options`` are those of ``all_do``.
     """
-    from gda.multihost.meeting import DisagreementError, meet
+    from gda.multihost.meeting import DisagreementError, meet, with_calls
     from gda.multihost.steps import Done, all_do
 
     processes = _those_that_meet(processes)
@@ -427,7 +446,8 @@ def agreed_by_all(
         differences = meet(
             mine, decide, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
-        raise DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
+        error = DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
+        raise with_calls(error, difference["calls"])
     return Done(result, done.decision["decision"], done.parts)
 
 
@@ -551,6 +571,7 @@ def compare_digests(parts: dict[int, Sequence[Any]]) -> dict[str, Any]:
     return {
         "groups": heard,
         "spokesmen": [group[0] for group in heard],
+        "calls": [*places],
         "places": f". They are at different places: {apart}" if where[1:] else "",
     }
 

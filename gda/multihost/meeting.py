@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -27,7 +28,16 @@ from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.background import in_thread, is_done
-from gda.multihost.places import Place, ended, of_thread, places, post, post_end, text_of_end
+from gda.multihost.places import (
+    Place,
+    ended,
+    made_alone,
+    of_thread,
+    places,
+    post,
+    post_end,
+    text_of_end,
+)
 
 T = TypeVar("T")
 Decide = Callable[[dict[int, bytes]], bytes]
@@ -35,6 +45,7 @@ Decide = Callable[[dict[int, bytes]], bytes]
 END_OF = "end of "
 _SECONDS_AT_EXIT = 5.0
 _BETWEEN_LINES = 60.0  # seconds, about processes that are awaited
+_PATIENCE = 20.0  # seconds, with a process that has made the same call without communication
 _SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
@@ -115,8 +126,10 @@ def meet(
         header = json.dumps([meeting.number, kind, what]).encode()
         try:
             decision = meeting.hold(header + b"\n" + payload, decide)
+            made_alone.clear()
             if decision.startswith(b"-"):
-                raise DisagreementError(f"{what}: {decision[1:].decode()}")
+                message, calls = json.loads(decision[1:])
+                raise with_calls(DisagreementError(f"{what}: {message}"), calls)
             return decision[1:]
         except _PassedError as error:
             passed = error
@@ -124,6 +137,27 @@ def meet(
             if passed is not None:
                 error.add_note(f"gda: before that, {passed}")
             raise
+
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+
+def with_calls(error: ErrorT, calls: Iterable[str]) -> ErrorT:
+    """Return an error that ends these calls, in all processes that made them."""
+    error.__dict__["calls"] = {*map(_call_of, calls)}
+    return error
+
+
+def has_ended(call: str, error: BaseException | None, earlier: BaseException | None) -> bool:
+    """Return True if an error has ended a call in the other processes too.
+
+    So has one that was raised while that was handled; ``earlier`` is from before the call.
+    """
+    while error is not None and error is not earlier:
+        if _call_of(call) in error.__dict__.get("calls", ()):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
@@ -164,7 +198,9 @@ def _decided(entries: dict[int, bytes], decide: Decide) -> bytes:
         for of_kind in sorted(places.values(), key=lambda kind: sum(map(len, kind.values())))
         for what, group in of_kind.items()
     ]
-    return f"-the processes are at different places: {'; '.join(groups)}".encode()
+    message = f"the processes are at different places: {'; '.join(groups)}"
+    calls = [what for of_kind in places.values() for what in of_kind]
+    return b"-" + json.dumps([message, calls]).encode()
 
 
 def _next_meeting(
@@ -221,9 +257,13 @@ class _Meeting:
 
         # Few meetings last until a second thread starts, which looks while the first one waits.
         coming = in_thread("gda-meeting", lambda: self._come(entry, have_come))
-        next_line = time.monotonic() + _BETWEEN_LINES
+        next_line, end_of_patience = time.monotonic() + _BETWEEN_LINES, math.inf
         while not is_done(coming):
-            answer(in_thread("gda-look", lambda: self._look(coming)))
+            is_overtaken = answer(in_thread("gda-look", lambda: self._look(coming)))
+            latest = time.monotonic() + _PATIENCE if is_overtaken else math.inf
+            end_of_patience = min(end_of_patience, latest)
+            if time.monotonic() > end_of_patience:
+                raise answer(in_thread("gda-look", lambda: self._failed(self._overtaken)))
             if time.monotonic() > next_line:
                 next_line += _BETWEEN_LINES
                 answer(in_thread("gda-look", self._log_late))
@@ -248,13 +288,21 @@ class _Meeting:
             return b""
         return service.get(self._key(f"{number}/decision"), self.timeout + self.deciding)
 
-    def _look(self, coming: Future[bytes]) -> None:
-        """Raise the error of this meeting if it will not take place."""
+    def _look(self, coming: Future[bytes]) -> bool:
+        """Raise the error of this meeting if it will not take place; True if it seems so."""
         if failure := self._failure_heard():
             raise failure
+        # The first process looks at all and the others at the first, to ask little of the service.
+        me, first = jax.process_index(), self.processes[0]
+        found = places(self.service, None if me == first else first)
         # A process may end, or go on to another meeting, when this one has taken place.
-        if (describe := self._failure_seen()) and not is_done(coming):
+        if (describe := self._failure_seen(found)) and not is_done(coming):
             raise self._failed(describe)
+        call, others = (
+            _call_of(self.what),
+            [found[each] for each in self.processes if each in found],
+        )
+        return any(_call_of(o.what) == call and o.alone > made_alone[call] for o in others)
 
     def _log_late(self) -> None:
         """Log which processes are awaited, in the first of those that wait."""
@@ -346,12 +394,8 @@ class _Meeting:
                 _release(self.service, _group_of(*key), number)
         return failure.error
 
-    def _failure_seen(self) -> Callable[[], _FailedMeeting] | None:
+    def _failure_seen(self, found: dict[int, Place]) -> Callable[[], _FailedMeeting] | None:
         """Return what describes a failure, if the meeting seems unable to take place."""
-        me = jax.process_index()
-        # The first process looks at all and the others at the first, to ask little of the service.
-        first = self.processes[0]
-        found = places(self.service, None if me == first else first)
         if ended(self.service, found, self.processes):
             return self._late
         for process in self.processes:
@@ -379,7 +423,10 @@ class _Meeting:
         calls = [*map(_call_of, [place.what, *self._waiting()])]
         return _FailedMeeting(message, is_late=False, calls=calls, also=also)
 
-    def _late(self) -> _FailedMeeting:
+    def _overtaken(self) -> _FailedMeeting:
+        return self._late(_PATIENCE)._replace(also=[[list(self.processes), self.number]])
+
+    def _late(self, seconds: float | None = None) -> _FailedMeeting:
         found = places(self.service)
         gone = ended(self.service, found, self.processes)
         waiting = self._waiting(gone)
@@ -390,7 +437,7 @@ class _Meeting:
             last = f"was last at {place.what}" if place else "has not met others"
             lines.append(f"process {process} {last}")
         who = format_processes(named) if named else "a process"
-        did = text_of_end(gone) if gone else f"did not come within {self.timeout:g} s"
+        did = text_of_end(gone) if gone else f"did not come within {seconds or self.timeout:g} s"
         message = (
             f"{self.what}: {who} {did}. {'; '.join(lines)}. "
             f"Look for the reason in the output of {who}"
@@ -420,8 +467,8 @@ class _FailedMeeting(NamedTuple):
     @property
     def error(self) -> Exception:
         if self.is_late:
-            return LateProcessError(self.message, self.processes)
-        return DisagreementError(self.message)
+            return with_calls(LateProcessError(self.message, self.processes), self.calls)
+        return with_calls(DisagreementError(self.message), self.calls)
 
 
 def _release(service: coordination.Service, group: str, number: int) -> None:

@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -33,10 +34,15 @@ class _OfThread(threading.local):
 
 
 of_thread = _OfThread()
+# The calls by name, and how many of them this process has made without communication.
+made_alone: Counter[str] = Counter()
 
 
 class Place(NamedTuple):
-    """The last place of a process, with its meeting, if that has not failed, and its machine."""
+    """The last place of a process, with its meeting, if that has not failed, and its machine.
+
+    At a call without communication, ``alone`` counts those by that name.
+    """
 
     what: str
     group: str = ""
@@ -44,6 +50,7 @@ class Place(NamedTuple):
     processes: tuple[int, ...] = ()
     machine: str = ""
     pid: int = 0
+    alone: int = 0
 
 
 @cache

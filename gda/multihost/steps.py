@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
 from gda.layout.text import MOST_CHARACTERS, join_some
-from gda.multihost.meeting import DisagreementError, meet
+from gda.multihost.meeting import DisagreementError, has_ended, meet
 from gda.multihost.places import one_line
 
 T = TypeVar("T")
@@ -81,13 +82,16 @@ def all_do(
         deciding=deciding,
         processes=processes,
     )
+    earlier = sys.exception()
     try:
         mine = work()
         entry = json.dumps({"done": share(mine)}).encode()
     except BaseException as error:
         # The others must hear of it before this process ends; their answer does not matter here.
-        with contextlib.suppress(Exception):
-            bring(json.dumps(_failure(error)).encode())
+        # They do not come if the work met them, and that ended this step.
+        if not has_ended(what, error, earlier):
+            with contextlib.suppress(Exception):
+                bring(json.dumps(_failure(error)).encode())
         raise
     try:
         decision = json.loads(bring(entry))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from gda.arrays.fingerprints.formula import fingerprint_of_numpy
 from gda.arrays.liveness import check_held
 from gda.layout.boundary import set_module
 from gda.mesh import is_tracer, processes_of, sharding_of
-from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
+from gda.multihost.agreement import check_same_call, communicates, tells_alone, wait_for_arrays
 from gda.storage.sources import check_unmasked
 from gda.trees.leaves import (
     array_of,
@@ -39,7 +40,9 @@ def fingerprint(tree: Any) -> Any:
     device, and reads a memory map in pieces. See ``GlobalArray.fingerprint``.
 
     Of a tree it returns the same tree with the fingerprint of each array, which ``==`` compares
-    with that of another run. If processes share arrays, it communicates once for the whole tree.
+    with that of another run. If processes share arrays, or it has none, all processes must call it,
+    and it communicates once for the whole tree. An array of one process gets the same fingerprint
+    in all of them.
 
     Args:
       tree: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout, or a
@@ -63,11 +66,13 @@ def fingerprint(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     is_one = is_leaf(tree)
     arrays = [number for number, leaf in enumerate(leaves) if is_array(leaf)]
-    shared = [number for number in arrays if _is_shared(held_by(leaves[number]))]
+    is_joint = _is_joint(tree, leaves)
 
     def prepared(leaf: Any) -> Any:
         if is_array(leaf):
-            check_held(array := array_of(leaf), "fingerprint()")
+            array = array_of(leaf)
+            if not is_joint:
+                check_held(array, "fingerprint()")
             grid_of_leaf(leaf)  # here, for an error with the path
             return array
         if isinstance(leaf, np.ndarray | np.generic) and (is_one or not is_value(leaf)):
@@ -76,11 +81,17 @@ def fingerprint(tree: Any) -> Any:
         return leaf if is_value(leaf) and not is_one else array_of(leaf, OTHERWISE)  # raises
 
     results = with_paths(tree, prepared, leaves)
-    if shared:
-        layouts: dict[int, Any] = dict.fromkeys(range(len(leaves)))
-        layouts |= {number: without_data(leaves[number]) for number in shared}
-        check_same_call(_NAME, jax.tree.unflatten(structure, layouts.values()), {})
+    if is_joint:
+        # The arrays within one process count as one number each: the others may have their own.
+        shared = {number for number in arrays if _is_shared(held_by(leaves[number]))}
+        layouts = [
+            without_data(leaf) if number in shared else 0 if number in arrays else None
+            for number, leaf in enumerate(leaves)
+        ]
+        check_same_call(_NAME, jax.tree.unflatten(structure, layouts), {})
         wait_for_arrays(_NAME, [results[number] for number in shared])
+    elif not is_one:
+        tells_alone(_NAME, "all arrays of the tree are of this process alone")
     with_grids = [(results[number], grid_of_leaf(leaves[number])) for number in arrays]
     for number, digest in zip(arrays, fingerprints_of(with_grids, _NAME), strict=True):
         results[number] = digest
@@ -88,12 +99,20 @@ def fingerprint(tree: Any) -> Any:
 
 
 def _layouts_of(tree: Any) -> Any:
-    """Return a tree for ``communicates``: ``None`` if all leaves are of this process."""
+    """Return a tree for ``communicates``: ``None`` if all leaves are arrays of this process."""
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
     others = [leaf for leaf in leaves if not is_array(leaf)]
     are_known = all(is_value(leaf) or isinstance(leaf, np.ndarray) for leaf in others)
-    is_any_shared = any(_is_shared(held_by(leaf)) for leaf in leaves if is_array(leaf))
-    return None if are_known and not is_any_shared else ()
+    is_number = is_leaf(tree) and is_value(tree) and not isinstance(tree, np.generic)
+    return None if are_known and not is_number and not _is_joint(tree, leaves) else ()
+
+
+def _is_joint(tree: Any, leaves: Sequence[Any]) -> bool:
+    """Return True if processes share an array of a tree, or if it has none to tell that."""
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    if not arrays and not is_leaf(tree):
+        return not any(isinstance(leaf, np.ndarray) for leaf in leaves)
+    return any(_is_shared(held_by(leaf)) for leaf in arrays)
 
 
 def _is_shared(array: Any) -> bool:

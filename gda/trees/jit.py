@@ -41,7 +41,7 @@ from gda.mesh import (
     named_sharding,
     sharding_of,
 )
-from gda.multihost.agreement import communicates
+from gda.multihost.agreement import communicates, tells_alone
 from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
 from gda.trees.matching import SPECS_OR_NONE, check_kind, map_with_specs
 
@@ -221,10 +221,20 @@ def constrain(
     True
     """
     if is_leaf(x):
-        return _constrained_leaf(x, spec, mesh)
-    return map_with_specs(
-        lambda leaf, one: _constrained_leaf(leaf, one, mesh), x, spec, "spec", _CONSTRAINTS
-    )
+        result = _constrained_leaf(x, spec, mesh)
+    else:
+        result = map_with_specs(
+            lambda leaf, one: _constrained_leaf(leaf, one, mesh), x, spec, "spec", _CONSTRAINTS
+        )
+    leaves = jax.tree.leaves(result, is_leaf=is_leaf)
+    are_traced = [is_tracer(held_by(leaf)) for leaf in leaves]
+    if leaves and all(are_traced):
+        return result
+    from gda.trees.resharding import Moving, moved_together  # here: a jitted function moves nothing
+
+    if not any(are_traced) and not any(isinstance(leaf, Moving) for leaf in leaves):
+        tells_alone("reshard", "no array of the tree is to move")
+    return moved_together(result, "reshard")
 
 
 def _plain(tree: Any) -> Any:
@@ -274,15 +284,21 @@ def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
         if is_sharding:
             return _constrained_in_memory(x, spec)  # pyright: ignore[reportArgumentType]
         return _constrained(x, spec, _mesh_for(held, mesh))
-    from gda.arrays.transport.moving import reshard  # here: a jitted function moves nothing
+    from gda.arrays.transport.carrying import Relayout  # here: a jitted function moves nothing
+    from gda.trees.resharding import Moving
 
     array = array_of(x)
-    move: Any = x.reshard if isinstance(x, Container) else partial(reshard, x)
+    if hasattr(spec, "__next__"):  # which can be read only once
+        spec = tuple(spec)
     if is_sharding:
-        return move(spec)
-    if mesh is None and isinstance(array.sharding, SingleDeviceSharding):
+        over = mesh_and_spec(spec, None)  # pyright: ignore[reportArgumentType]
+    elif mesh is None and isinstance(array.sharding, SingleDeviceSharding):
         raise ValueError(f"the array is on {array.device} and over no mesh; pass mesh=")
-    return move(sharding_of(array).mesh if mesh is None else mesh, spec)
+    else:
+        over = mesh_and_spec(sharding_of(array).mesh if mesh is None else mesh, spec)
+    relayout = Relayout(array, over, x.shape if isinstance(x, PaddedArray) else None)
+    relayout.check()  # here, for an error with the path
+    return Moving(x, relayout)
 
 
 def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:

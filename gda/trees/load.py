@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.reading_by_rows import RowsKind, TensorByRows, TensorsByRows
@@ -38,11 +38,11 @@ from gda.trees.leaves import (
     opened,
 )
 from gda.trees.matching import (
-    SHARDINGS,
     EntryKind,
     SpecOf,
     makes_plain,
     mesh_and_spec_of,
+    mesh_named_by,
     prefix_of,
     specs_per_leaf,
 )
@@ -124,7 +124,7 @@ def load_tree(
     loading = _LoadingTree(tree, mesh, specs, dtype, pad, is_plain, options)
     return together(
         "gda.load_tree",
-        loading.mesh_of_all(),
+        mesh_named_by(mesh) or mesh_of_all(jax.devices()),
         loading.read,
         describe,
         prepare=loading.prepare,
@@ -163,16 +163,6 @@ class _LoadingTree:
     pad: bool
     is_plain: bool
     options: Options
-
-    def mesh_of_all(self) -> Mesh | None:
-        """Return a mesh of all devices that are named; ``None`` if there are none."""
-        if isinstance(self.mesh, Mesh):
-            return self.mesh
-        leaves = jax.tree.leaves(self.mesh, is_leaf=SHARDINGS.has)
-        meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
-        return mesh_of_all(
-            device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
-        )
 
     def prepare(self) -> _Leaves:
         """Check the request; read nothing."""

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.text import join_some
-from gda.mesh import MESHES, memory_kind_of, mesh_and_spec
+from gda.mesh import MESHES, memory_kind_of, mesh_and_spec, mesh_of_all
 from gda.multihost.descriptions import leaf_path
 from gda.trees.leaves import (
     Keys,
@@ -214,6 +214,17 @@ def mesh_and_spec_of(
     if kind is None:
         return mesh, found
     return NamedSharding(mesh, found, memory_kind=kind), None
+
+
+def mesh_named_by(mesh: Any) -> Mesh | None:
+    """Return the mesh, or one of all devices of a tree of shardings; ``None`` if it has none."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    devices: set[Any] = set()
+    for leaf in jax.tree.leaves(mesh, is_leaf=SHARDINGS.has):
+        if SHARDINGS.has(leaf) and isinstance(getattr(leaf, "mesh", None), Mesh | None):
+            devices |= leaf.device_set
+    return mesh_of_all(devices)
 
 
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:

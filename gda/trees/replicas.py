@@ -30,7 +30,7 @@ from gda.layout.text import (
     join_some,
 )
 from gda.mesh import Device, devices_of, processes_of, sharding_of
-from gda.multihost.agreement import communicates, done_by_all, user_location, watching
+from gda.multihost.agreement import communicates, done_by_all, tells_alone, user_location, watching
 from gda.multihost.descriptions import describe, leaf_path
 from gda.multihost.failure_watch import watched
 from gda.trees.leaves import (
@@ -139,8 +139,10 @@ def check_replicas_agree(tree: Any) -> None:
     counts too.
 
     If several processes hold parts of an array, all of these must call it with the same tree; it
-    communicates once for the whole tree. It copies small blocks for a moment, at most 32 MiB of
-    them at a time, and on CPU floats below 32 bits.
+    communicates once for the whole tree. Of a tree without arrays all processes must call it.
+
+    It copies small blocks for a moment, at most 32 MiB of them at a time, and on CPU floats below
+    32 bits.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,
@@ -165,9 +167,11 @@ def check_replicas_agree(tree: Any) -> None:
     rows = with_paths(tree, _layout_of, *zip(*found, strict=True))
     arrays = [row for row in rows if row is not None and row.has_replicas]
     described = [0 if row is None or not row.is_shared else without_data(row.leaf) for row in rows]
-    shared = [row for row in rows if row is not None and row.is_shared]
-    numbers = (processes_of(row.mesh).numbers for row in shared)
-    processes = tuple(sorted(set().union(*numbers)))
+    known = [row for row in rows if row is not None]
+    numbers = (processes_of(row.mesh).numbers for row in known if row.is_shared)
+    # Without an array, the tree does not tell who takes part: all do, and compare it.
+    of_arrays: set[int] = set().union(*numbers) if known else {*range(jax.process_count())}
+    processes = tuple(sorted(of_arrays))
 
     def sums_here() -> list[Words]:
         """Return the sums of this process, after comparing arrays that no other process holds."""
@@ -190,7 +194,10 @@ def check_replicas_agree(tree: Any) -> None:
         return sums
 
     if jax.process_index() not in processes:
-        sums_here()
+        try:
+            sums_here()
+        finally:
+            tells_alone(_NAME, "no array of the tree is in this process and in others")
         return
     request = jax.tree.unflatten(structure, described)
     mine = done_by_all(sums_here, lambda _: describe(request), _NAME, processes)

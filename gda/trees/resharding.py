@@ -5,6 +5,8 @@ Provisional: see ``docs/stable.md``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,15 +17,17 @@ from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import set_module
-from gda.mesh import MeshLike, mesh_and_spec, sharding_of
-from gda.multihost.agreement import checking_agreement, communicates
+from gda.mesh import MeshLike, mesh_and_spec, processes_of, sharding_of
+from gda.multihost.agreement import checking_agreement, communicates, tells_alone
 from gda.multihost.descriptions import leaf_path
 from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
-from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.matching import SpecOf, mesh_and_spec_of, mesh_named_by, specs_per_leaf
+
+_NAME = "gda.reshard_tree"
 
 
 @set_module("gda")
-@communicates("gda.reshard_tree", lambda given: [given["tree"], given["mesh"]])
+@communicates(_NAME, lambda given: [given["tree"], given["mesh"]])
 def reshard_tree(
     tree: Any,
     mesh: MeshLike | Any,
@@ -90,7 +94,12 @@ def reshard_tree(
     is_shared = any(not sharding_of(each.array).is_fully_addressable for each in arrays)
     copies = {each: None for each in arrays if _is_a_copy(each, is_shared)}
     moving = [each for each in arrays if each not in copies]
-    moved = reshard_all(moving, "gda.reshard_tree", max_bytes, donate, [*copies])
+    # Those of the mesh meet also if this tree has nothing to move; without a mesh, all do.
+    named = mesh_named_by(mesh)
+    others = range(jax.process_count()) if named is None else processes_of(named).numbers
+    moved = reshard_all(moving, _NAME, max_bytes, donate, [*copies], others)
+    if named is not None and others == (jax.process_index(),) and all(e.is_local for e in arrays):
+        tells_alone(_NAME, "arrays and mesh are of this process alone")
     with checking_agreement(False):  # they were compared
         placed = [_placed(each) for each in copies]
     if donate:
@@ -103,6 +112,40 @@ def reshard_tree(
         for leaf, each in zip(leaves, relayouts, strict=True)
     ]
     return jax.tree.unflatten(structure, results)
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """A leaf in a tree for ``moved_together``, and the move of its array if it is to move."""
+
+    leaf: Any
+    relayout: Relayout
+    moves: bool = True
+
+
+def moved_together(tree: Any, name: str, others: Iterable[int] = ()) -> Any:
+    """Return a tree whose leaves that are ``Moving`` have moved, after one comparison of all."""
+    found, structure = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: isinstance(node, Moving) or is_container(node)
+    )
+    relayouts = {
+        leaf: replace(leaf.relayout, path=leaf_path(keys))
+        for keys, leaf in found
+        if isinstance(leaf, Moving)
+    }
+    moving = [each for leaf, each in relayouts.items() if leaf.moves]
+    kept = [each for leaf, each in relayouts.items() if not leaf.moves]
+    moved = dict(zip(moving, reshard_all(moving, name, others=others, kept=kept), strict=True))
+
+    def result(leaf: Any) -> Any:
+        if not isinstance(leaf, Moving):
+            return leaf
+        if not leaf.moves:
+            return leaf.leaf
+        is_padded = isinstance(leaf.leaf, PaddedArray)
+        return _contained_like(leaf.leaf, moved[relayouts[leaf]], is_padded)
+
+    return jax.tree.unflatten(structure, [result(leaf) for _, leaf in found])
 
 
 def _is_a_copy(each: Relayout, is_shared: bool) -> bool:

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from operator import attrgetter
@@ -223,6 +224,34 @@ def test_a_callback_that_raises_or_returns_another_dtype_is_known_to_all() -> No
     dtype = np.int32 if is_me() else np.float32
     with pytest.raises(gda.DisagreementError, match="process 1: dtype int32"):
         gda.GlobalArray.from_callback((8,), line(), P("x"), lambda i: np.zeros(1, dtype))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_call_within_a_callback_that_fails_for_all_ends_the_construction_at_once() -> None:
+    g = gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
+
+    def read(index: Any) -> Any:
+        if is_me():
+            g.gather()
+        return zeros(8)(index)
+
+    began = time.monotonic()
+    with gda.check_processes_agree(timeout=100):
+        for _ in range(2):
+            with pytest.raises(gda.DisagreementError, match="process 1: GlobalArray.gather"):
+                gda.GlobalArray.from_callback((8,), line(), P("x"), read)
+        assert time.monotonic() - began < 50
+        # An error of an earlier call is none of the next one, also while that is handled.
+        try:
+            gda.GlobalArray.from_callback((8,), line(), P("x"), read)
+        except gda.DisagreementError:
+            with pytest.raises(ZeroDivisionError if is_me() else gda.DisagreementError):
+                gda.GlobalArray.from_callback((8,), line(), P("x"), read_or_fail)
+    assert time.monotonic() - began < 90
+
+
+def read_or_fail(index: Any) -> Any:
+    return 1 / 0 if is_me() else zeros(8)(index)
 
 
 @pytest.mark.processes(4, devices=2)

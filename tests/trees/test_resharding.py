@@ -246,3 +246,25 @@ def test_paths_with_the_same_text_are_compared_apart() -> None:
     tree = {"a/b": x, "a": {"b": y}, "": y}
     with pytest.raises(gda.DisagreementError, match=r"'a/b'.*\(16,\)"):
         gda.reshard_tree(tree, mesh, P())
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("donate", [False, True])
+def test_array_within_one_process_moves_beside_those_of_all(donate: bool) -> None:
+    everywhere, there = ordered_mesh(range(8), {"x": 8}), ordered_mesh(range(4, 8), {"x": 4})
+    own = Mesh(np.array(jax.local_devices()), ("x",))
+    data = {"a": batch(8, 2), "b": batch(4, 8), "c": batch(4, 4)}
+    for target in (there, everywhere):
+        tree = {"a": cut(data["a"], everywhere, P("x")), "b": cut(data["b"], there, P("x"))}
+        meshes = dict.fromkeys(tree, NamedSharding(target, P(None, "x")))
+        if target is there:  # each process has its own
+            tree["c"] = cut(data["c"], own, P())
+            meshes["c"] = NamedSharding(own, P("x"))
+        meshes["a"] = NamedSharding(target, P("x"))
+        digests = gda.fingerprint(tree)
+        assert digests["b"] == gda.fingerprint(data["b"])  # in the process without it, too
+        moved = gda.reshard_tree(tree, meshes, donate=donate)
+        check_equal(moved, {name: data[name] for name in sorted(moved)})
+        if target is everywhere:
+            assert gda.fingerprint(moved) == digests
+        assert moved["b"].sharding.is_equivalent_to(meshes["b"], 2)

@@ -24,7 +24,7 @@ from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Shape
-from gda.mesh import grid_of_array
+from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, watching
 from gda.multihost.settings import own_settings
 
@@ -46,7 +46,8 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
 def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) -> list[str]:
     """Return the fingerprint of each array with its grid; communicates once if any is shared.
 
-    The processes have compared the call before, of the function ``name``.
+    The processes have compared the call before, of the function ``name``, and have as many arrays.
+    One of a single other process may be among them.
     """
     shared = [not array.is_fully_addressable for array, _ in arrays]
 
@@ -59,10 +60,12 @@ def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) ->
     else:
         with watching(name, tuple(range(jax.process_count()))) as watch:
             totals = sums()
-            mine = totals[shared]
-            received = watch.all_gather(mine.astype("<u4").view(np.uint8).reshape(-1))
-        of_all = received.view("<u4").reshape(-1, *mine.shape)
-        totals[shared] = of_all.sum(0, dtype=np.uint32)
+            received = watch.all_gather(totals.astype("<u4").view(np.uint8).reshape(-1))
+        of_all = received.view("<u4").reshape(-1, *totals.shape)
+        for number in np.flatnonzero(shared).tolist():
+            # The others may have arrays of their own in the place of one of a single process.
+            holders = processes_of(sharding_of(arrays[number][0]).mesh).numbers
+            totals[number] = of_all[list(holders), number].sum(0, dtype=np.uint32)
     return [
         digest_of(grid.global_shape, array.dtype, total)
         for (array, grid), total in zip(arrays, totals, strict=True)

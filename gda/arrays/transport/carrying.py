@@ -65,11 +65,15 @@ class Relayout:
     def devices(self) -> tuple[Device, ...]:
         return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
 
+    @cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes with devices of either layout, ascending, the same for all of them."""
+        meshes: Any = sharding_of(self.array).mesh, self.over.mesh
+        return tuple(sorted({number for mesh in meshes for number in processes_of(mesh).numbers}))
+
     @property
     def is_local(self) -> bool:
-        mine = (jax.process_index(),)
-        meshes: Any = sharding_of(self.array).mesh, self.over.mesh
-        return all(processes_of(mesh).numbers == mine for mesh in meshes)
+        return self.processes == (jax.process_index(),)
 
     def check(self) -> None:
         if not isinstance(self.array, jax.Array) and sharding_of(self.array).addressable_devices:

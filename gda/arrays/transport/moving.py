@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,6 @@ from gda.mesh import (
     grid_of_array,
     memory_kind_of,
     mesh_and_spec,
-    mesh_of_all,
     processes_of,
     sharding_of,
 )
@@ -70,23 +69,26 @@ def reshard_all(
     max_bytes: int | None = None,
     donate: bool = False,
     copies: Sequence[Relayout] = (),
+    others: Iterable[int] = (),
+    kept: Sequence[Relayout] = (),
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts.
 
     JAX moves those of ``_is_for_jax``, and ``carry`` the others. Every process has a value of
-    ``copies``, which do not move: the processes compare them.
+    ``copies``, which do not move: the processes compare them. They meet ``others``, also if nothing
+    moves between processes, and compare the layouts of ``kept``, which do not move.
     """
-    between = [each for each in relayouts if not each.is_local]
-    devices = [device for each in between for device in each.devices]
+    # Not those within any one process, which the others need not have.
+    between = [each for each in relayouts if each.processes[1:]]
     copies = [each for each in copies if processes_of(each.sharding.mesh).numbers[1:]]
-    devices += [device for each in copies for device in devices_of(each.sharding.mesh)]
-    mesh = mesh_of_all(devices)
-    processes = () if mesh is None else processes_of(mesh).numbers
+    numbers = {*others}.union(*(each.processes for each in between))
+    numbers = numbers.union(*(processes_of(each.sharding.mesh).numbers for each in copies))
+    processes = tuple(sorted(numbers))
 
     for each in relayouts:
         each.check()
     max_bytes = _max_bytes_of(max_bytes)
-    layouts = {each.path: each.described() for each in between}
+    layouts = {each.path: each.described() for each in [*between, *kept]}
     layouts |= {each.path: {"wanted": each.sharding} for each in copies}
     layouts = layouts.get("", layouts)
     arguments: dict[str, object] = {"max_bytes": max_bytes, "donate": donate}
@@ -94,15 +96,18 @@ def reshard_all(
         arguments[f"value of {each.path}"] = fingerprint_of(each.array, each.source)
     check_same_call(name, layouts, arguments, processes)
     wait_for_arrays(name, [each.array for each in between], processes)
-    are_for_jax = [not donate and _is_for_jax(each, max_bytes) for each in relayouts]
-    pairs = [*zip(relayouts, are_for_jax, strict=True)]
-    moved = iter([_moved_by_jax(each, name) for each, is_for_jax in pairs if is_for_jax])
-    rest = [each for each, is_for_jax in pairs if not is_for_jax]
-    carried = iter(carry(rest, name, max_bytes, donate))
-    arrays = [next(moved if is_for_jax else carried) for is_for_jax in are_for_jax]
+    arrays: dict[Relayout, jax.Array] = {}
+    for each in relayouts:
+        if not donate and _is_for_jax(each, max_bytes):
+            arrays[each] = _moved_by_jax(each, name)
+    rest = [each for each in relayouts if each not in arrays]
+    here = [each for each in rest if each.is_local or each.processes[1:]]
+    elsewhere = [each for each in rest if each not in here]  # within one other process
+    for some in (here, elsewhere):
+        arrays |= zip(some, carry(some, name, max_bytes, donate), strict=True)
     return [
         weakly_typed(array) if is_weak(each.array) and not is_weak(array) else array
-        for each, array in zip(relayouts, arrays, strict=True)
+        for each, array in ((each, arrays[each]) for each in relayouts)
     ]
 
 

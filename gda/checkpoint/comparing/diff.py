@@ -13,7 +13,13 @@ from gda.checkpoint.comparing.differences import Differences, are_of_one_type, d
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import set_module
-from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
+from gda.multihost.agreement import (
+    check_same_call,
+    communicates,
+    tells_alone,
+    timeout_of_calls,
+    wait_for_arrays,
+)
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 from gda.storage.stores.checksums import size_and_crc
@@ -32,7 +38,9 @@ _NAME = "gda.checkpoint.diff"
 
 
 @set_module("gda.checkpoint")
-@communicates(_NAME, lambda given: None if names_store(given["b"]) else ())
+@communicates(
+    _NAME, lambda given: None if names_store(given["a"]) and names_store(given["b"]) else ()
+)
 def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
     """Compare a checkpoint with another one, or with a tree; leaves match by path.
 
@@ -45,7 +53,8 @@ def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
     Args:
       a: the path of a checkpoint, as for ``restore``.
       b: the path of another one, or a tree of arrays and values.
-      timeout: seconds to wait for each answer of an object store, as for ``save``.
+      timeout: seconds to wait for the other processes to call it, if a tree is given, and for each
+        answer of an object store, as for ``save``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
@@ -64,11 +73,16 @@ def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
     >>> print(*differences.of_other_content, differences.num_equal)
     w float64[2,3] 1
     """
-    url, data, saved = _saved(a, timeout)
-    if names_store(b):
-        other, _, leaves = _saved(b, timeout)
-    else:
-        other, leaves = "the tree", _leaves_of(b, saved, {"checkpoint": data})
+    are_paths = names_store(a) and names_store(b)
+    try:
+        url, data, saved = _saved(a, timeout)
+        if are_paths:
+            other, _, leaves = _saved(b, timeout)
+        else:
+            other, leaves = "the tree", _leaves_of(b, saved, {"checkpoint": data}, timeout)
+    finally:
+        if are_paths:
+            tells_alone(_NAME, "both arguments are paths")
     return differences_of((url, saved), (other, leaves))
 
 
@@ -80,7 +94,7 @@ def _saved(path: Any, timeout: float) -> tuple[str, str, dict[Path, Leaf]]:
 
 
 def _leaves_of(
-    tree: Any, saved: Mapping[Path, Leaf], arguments: Mapping[str, Any]
+    tree: Any, saved: Mapping[Path, Leaf], arguments: Mapping[str, Any], timeout: float
 ) -> dict[Path, Leaf]:
     """Return the records of a tree, with the fingerprints that the comparison needs.
 
@@ -88,7 +102,9 @@ def _leaves_of(
     """
     wait_for_arrays(_NAME, tree)
     leaves = saved_leaves(flatten(tree)[1], Options(max_bytes=_MAX_BYTES))
-    check_same_call(_NAME, tree, arguments)  # an error before it is told to the others
+    seconds = min(timeout, timeout_of_calls())
+    # An error before it is told to the others.
+    check_same_call(_NAME, tree, arguments, timeout=seconds)
     arrays = [leaf for leaf in leaves if isinstance(leaf, SavedLeaf) and _is_known(leaf, saved)]
     files = [leaf for leaf in leaves if isinstance(leaf, SavedPerProcess)]
 
