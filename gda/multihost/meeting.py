@@ -126,7 +126,8 @@ def meet(
         header = json.dumps([meeting.number, kind, what]).encode()
         try:
             decision = meeting.hold(header + b"\n" + payload, decide)
-            made_alone.clear()
+            if threading.current_thread() is threading.main_thread():
+                made_alone.clear()  # all of these processes are in step
             if decision.startswith(b"-"):
                 message, calls = json.loads(decision[1:])
                 raise with_calls(DisagreementError(f"{what}: {message}"), calls)

@@ -122,11 +122,13 @@ class StopError(Exception):
 
 
 def test_mark_of_a_callback_goes_wherever_a_signal_handler_raises() -> None:
+    number = 0
     for number in range(1000):
         events = iter(range(number))
 
-        def handler(frame: Any, *_: Any, events: Any = events) -> None:
-            if "gda/arrays/" in frame.f_code.co_filename and next(events, None) is None:
+        def handler(frame: Any, event: str, _: Any, events: Any = events) -> None:
+            is_ours = event == "call" and "gda/arrays/" in frame.f_code.co_filename
+            if is_ours and next(events, None) is None:
                 sys.setprofile(None)
                 raise StopError
 
