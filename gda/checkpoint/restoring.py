@@ -50,7 +50,7 @@ from gda.storage.stores import checksums
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.leaves import are_keys
-from gda.trees.per_process import PerProcess
+from gda.trees.per_process import PerProcess, merged
 from gda.trees.records.arrivals import Arrival, NeededBlock
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
@@ -253,16 +253,11 @@ class _Restore:
             return value_of(here)
         values = [value_of(process) for process in range(saved)]
         with noting_path(leaf.path):
-            merged = merge(values, count)
-            if len(merged) != count:
-                raise ValueError(
-                    f"merge returned {len(merged)} values for {count} processes; return one for "
-                    "each process"
-                )
+            made = merged(merge, values, count)
         if here == 0:
             where = f"{format_path(leaf.path)} of {self.store.url}"
             log.info("%s: merged the values of %d processes for %d", where, saved, count)
-        return merged[here]
+        return made[here]
 
     def _compare_calls(self) -> None:
         arguments = {

@@ -139,7 +139,7 @@ def _item(path: Any, like: Any) -> Any:
 
 def _lazy(leaf: Any) -> Any:
     try:
-        return lazy(leaf) if is_source(leaf) else leaf
+        return lazy(leaf) if not isinstance(leaf, Unreadable) and is_source(leaf) else leaf
     except (TypeError, ValueError) as error:
         return Unreadable(str(error))
 

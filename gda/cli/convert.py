@@ -18,7 +18,7 @@ from gda.cli.commands import (
 )
 from gda.cli.functions import file_and_function, function_of, traceback_of
 from gda.cli.notation.mistakes import MistakesError
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import counted, format_bytes, printable
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
@@ -32,9 +32,13 @@ the function of --map:
   gda.storage.stack([a, b]). Of safetensors files, it is a dict by name.
   Numbers become arrays in safetensors files.
 
+the function of --merge:
+  FUNCTION(values, 1) takes the values of a PerProcess, one for each process that
+  saved it, and returns a list of one value.
+
 examples:
   gda convert run/100 checkpoint
-  gda convert checkpoint model.safetensors --dtype bf16
+  gda convert checkpoint model.safetensors --at params --dtype bf16
   gda convert hf checkpoint --map examples/convert_llama.py:to_scanned
   gda convert checkpoint hf --to safetensors --map map.py:to_hugging_face
 
@@ -52,6 +56,15 @@ def add_convert(commands: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("target", metavar="TARGET", help="a path where nothing is, or a URL")
     parser.add_argument("--to", choices=_KINDS, help="the kind of TARGET")
+    parser.add_argument("--at", metavar="PATH", default="", help="only this subtree: params/layers")
+    parser.add_argument(
+        "--skip", action="store_true", help="omit the leaves that TARGET cannot hold, and name them"
+    )
+    parser.add_argument(
+        "--merge",
+        metavar="FILE.py:FUNCTION",
+        help="make one value of those that several processes saved, as merge of restore",
+    )
     parser.add_argument(
         "--map", metavar="FILE.py:FUNCTION", help="a function that returns the tree to write"
     )
@@ -84,7 +97,10 @@ def convert(options: argparse.Namespace) -> int:
         options.source,
         options.target,
         kind=None if options.to is None else FileKind[options.to.upper()],
-        change=None if options.map is None else _change(options.map),
+        at=options.at,
+        merge=None if options.merge is None else _of_user(options.merge, "data.py:merge"),
+        skip=options.skip,
+        change=None if options.map is None else _of_user(options.map, "map.py:to_scanned"),
         dtype=options.dtype,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
@@ -93,20 +109,22 @@ def convert(options: argparse.Namespace) -> int:
     leaves = counted(converted.num_leaves, "leaf", "leaves")
     nbytes = format_bytes(converted.nbytes)
     print(f"wrote {leaves}, {nbytes}, to {options.target}, {converted.kind.value}")
+    if converted.skipped:
+        print(f"skipped {', '.join(map(printable, converted.skipped))}")
     return OK
 
 
-def _change(text: str) -> Callable[[Any], Any]:
-    """Return the function of ``--map``, whose errors are reported with a traceback."""
-    file, name = file_and_function(text, "map.py:to_scanned")
+def _of_user(text: str, example: str) -> Callable[..., Any]:
+    """Return the function of an option, whose errors are reported with a traceback."""
+    file, name = file_and_function(text, example)
     if not sys.flags.safe_path:
         sys.path.insert(0, str(Path(file).resolve().parent))  # as for a script
     function = function_of(file, name)
 
-    def change(tree: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         try:
-            return function(tree)
+            return function(*arguments)
         except Exception as error:
             raise MistakesError(f"{text} failed:", *traceback_of(error, __file__)) from None
 
-    return change
+    return call

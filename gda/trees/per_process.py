@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gda.layout.boundary import set_module
 from gda.layout.dtype_names import is_storable, native, recorded_dtype
 from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
+from gda.layout.text import counted
 from gda.storage.sources import check_unmasked
 
 _LONG_TEXT = 2**16  # characters; its brackets would count as lists in ``check_memory``
@@ -63,6 +65,19 @@ class PerProcess:
 
     def __repr__(self) -> str:
         return f"PerProcess({self.value!r})"
+
+
+def merged(
+    merge: Callable[[list[Any], int], Sequence[Any]], values: list[Any], count: int
+) -> Sequence[Any]:
+    """Return the values that ``merge`` makes for each of ``count`` processes."""
+    made = merge(values, count)
+    if len(made) != count:
+        processes = counted(count, "process", "processes")
+        raise ValueError(
+            f"merge returned {len(made)} values for {processes}; return one for each process"
+        )
+    return made
 
 
 def to_bytes(value: Any) -> bytes:

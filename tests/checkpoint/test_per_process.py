@@ -143,7 +143,7 @@ def test_fewer_and_more_processes_merge_the_values(
     assert [dealt for _, dealt, _ in process_pool(*FOUR).run(save_again, two, f"{four}2")] == [
         *([0], [2], [1], [3])
     ]
-    with pytest.raises(ValueError, match=r"merge returned 3 values for 1 processes") as caught:
+    with pytest.raises(ValueError, match=r"merge returned 3 values for 1 process;") as caught:
         restore(four, merge=lambda values, count: values[:3])
     assert caught.value.__notes__ == ["gda: at data of the tree"]
     like = {"step": 0}

@@ -222,6 +222,71 @@ def test_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
     assert gda.checkpoint.restore(new)["w"].tolist() == (W + 1).tolist()
 
 
+# A part of a tree, and leaves that a target cannot hold.
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "orbax"])
+def test_a_subtree_by_its_path(convert: Callable[..., Any], tmp_path: Path, source: str) -> None:
+    code, out, _ = convert(source, "new.safetensors", "--at", "layers/0")
+    assert (code, out.split(",")[0]) == (0, "wrote 2 leaves")
+    found = gda.storage.open_safetensors(tmp_path / "new.safetensors")
+    assert {name: np.asarray(each).tolist() for name, each in found.items()} == {
+        "w": W.tolist(),
+        "b": B.tolist(),
+    }
+    code, out, err = convert(source, "other", "--at", "layers/3")
+    assert (code, out) == (2, "")
+    assert "--at layers/3: layers/3 is not in the tree; layers has " in err
+
+
+def test_a_subtree_of_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
+    for item, add in (("state", 0), ("ema", 1)):
+        write_orbax(tmp_path / "run" / item, {("w", "kernel"): W + add})
+    (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text("{}")
+    assert run("convert", tmp_path / "run", tmp_path / "new", "--at", "ema/w")[0] == 0
+    np.testing.assert_array_equal(gda.checkpoint.restore(tmp_path / "new")["kernel"], W + 1)
+
+
+def save_in_two_processes(path: str) -> None:
+    data = gda.checkpoint.PerProcess({"next": 10 * jax.process_index()})
+    gda.checkpoint.save(path, {"w": W, "data": data, "key": jax.random.key(0), "name": "a"})
+
+
+@pytest.fixture
+def of_two(tmp_path: Path, process_pool: Any) -> Path:
+    process_pool(2, devices=4).run(save_in_two_processes, str(tmp_path / "two"))
+    return tmp_path / "two"
+
+
+def test_leaves_that_a_target_cannot_hold_are_named_or_skipped(
+    run: Run, of_two: Path, tmp_path: Path
+) -> None:
+    err = run.refusal("convert", of_two, tmp_path / "new.safetensors")
+    assert err.startswith("gda: safetensors files cannot hold data (it has the values of 2 process")
+    assert "; key (no file holds key<fry>; " in err
+    assert "; name (expected a GlobalArray or a jax.Array, not str; " in err
+    assert err.endswith("--skip omits such leaves, and a function of --map may change them\n")
+    assert not (tmp_path / "new.safetensors").exists()
+    out = run.printed("convert", of_two, tmp_path / "new.safetensors", "--skip")
+    assert out.splitlines()[1] == "skipped data, key, name"
+    assert [*gda.storage.open_safetensors(tmp_path / "new.safetensors")] == ["w"]
+
+
+def test_values_of_several_processes_are_merged_or_skipped(
+    run: Run, of_two: Path, tmp_path: Path
+) -> None:
+    err = run.refusal("convert", of_two, tmp_path / "new")
+    assert "a checkpoint of gda cannot hold data (it has the values of 2 processes; --merge" in err
+    (tmp_path / "data.py").write_text("def merge(values, count):\n    return [values] * count\n")
+    function = f"{tmp_path}/data.py:merge"
+    run.printed("convert", of_two, tmp_path / "new", "--merge", function)
+    restored = gda.checkpoint.restore(tmp_path / "new")
+    assert restored["data"].value == [{"next": 0}, {"next": 10}]
+    assert (restored["name"], restored["key"].dtype) == ("a", jax.random.key(0).dtype)
+    assert "skipped data\n" in run.printed("convert", of_two, tmp_path / "other", "--skip")
+    assert gda.checkpoint.restore(tmp_path / "other")["data"] is None
+
+
 # Bad input.
 
 
@@ -230,7 +295,7 @@ def test_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
     [
         ("nope", "new", "map.py has no function 'nope'; it has stacked, nothing, text,"),
         ("nothing", "new", "no array to write in the NoneType of the map; expected is a tree"),
-        ("text", "new.safetensors", "such as numpy.asarray(number)\ngda: at name of the tree"),
+        ("text", "new.safetensors", "such as numpy.asarray(number)); --skip omits such leaves"),
         ("failing", "new", "map.py:failing failed:\nTraceback (most recent call last):\n"),
         ("unread", "new", "gda: the disk is gone\ngda: while reading index [0:4, 0:4] of w\n"),
     ],

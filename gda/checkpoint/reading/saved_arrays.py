@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -99,15 +100,24 @@ def _value_of(leaf: Leaf, chunks: ChunkCache) -> Any:
         saved, count = len(leaf.files), jax.process_count()
         if saved == count:
             return PerProcess(chunks.files.value_of(leaf, jax.process_index()))
-        return Unreadable(
+        return OfOtherProcesses(
             f"{format_path(leaf.path)} has the values of {saved} processes, and this program has "
-            f"{count}; restore the checkpoint with merge="
+            f"{count}; restore the checkpoint with merge=",
+            [partial(chunks.files.value_of, leaf, process) for process in range(saved)],
         )
     source = SavedArray(leaf, chunks)
     if leaf.key_impl is None and leaf.kind != "number":
         return lazy(source)
     data: Any = source.block(index_at((0,) * len(leaf.shape), leaf.shape))
     return data[()] if leaf.key_impl is None else jax.random.wrap_key_data(data, impl=leaf.key_impl)
+
+
+class OfOtherProcesses(Unreadable):
+    """A ``PerProcess`` of another number of processes, with what reads the value of each."""
+
+    def __init__(self, reason: str, reads: Sequence[Callable[[], Any]]) -> None:
+        super().__init__(reason)
+        self.reads = reads
 
 
 @dataclass

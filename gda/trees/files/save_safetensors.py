@@ -253,6 +253,11 @@ def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
     return written_arrays(arrays, grids, are_copies=True)
 
 
+def check_leaf(leaf: Any) -> None:
+    """Raise ``TypeError`` or ``ValueError`` if safetensors files cannot hold a leaf."""
+    dtype_name(np.dtype((leaf if is_source(leaf) else _array_of(leaf)).dtype))
+
+
 def _array_of(leaf: Any) -> Any:
     check_unmasked(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
