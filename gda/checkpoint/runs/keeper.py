@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +20,9 @@ import numpy as np
 from gda.checkpoint.runs.keeping import Keeping
 from gda.checkpoint.saving import Save
 from gda.checkpoint.step_folders.folder import (
+    BEGUN,
     METRICS,
+    UNFINISHED,
     Owner,
     Rollbacks,
     RunFolder,
@@ -77,27 +78,35 @@ class Keeper:
         not resume would save beside steps, or the folder is itself a checkpoint.
         """
         self._steps(only, resumes)
-        owner = self.folder.check_owner(self._claimed())
-        left, there = _left_over(self.folder, owner), self.folder.listed()
+        owner = self._claimed()
         # In the background: the others wait for this process.
-        self._removals.remove_rests(left, owner)
-        self.folder.note(owner, done={*owner.unfinished} - {*left})
+        left = self._left_over(owner)
+        self._removals.remove(left, owner)
         # Until it was no longer the owner, another program may have completed a step.
-        steps = self._steps(only, resumes)
+        steps, there = self._steps(only, resumes), self.folder.listed()
+        for each in there.values():
+            if each.is_complete and UNFINISHED in each.files:  # of a program that was killed
+                self.folder.finish(each.name, owner)
         rest = {
-            number: each.name
+            number: each
             for number, each in there.items()
             if each.is_without_manifest and number not in steps and each.name not in left
         }
-        # A file that is late, or lost: a resume waits for it, and sets the step aside.
-        lost = {n: name for n, name in rest.items() if resumes and n > max(steps, default=-1)}
-        if others := [name for n, name in rest.items() if n not in lost or only is not None]:
+        # A file that is late, or lost: a resume waits for it, and sets the step aside. A first file
+        # alone is neither, unless the list is an old one.
+        lost = {
+            number: each.name
+            for number, each in rest.items()
+            if resumes and only is None and number > max(steps, default=-1)
+            if each.has_data or UNFINISHED in each.files
+        }
+        if others := [each.name for number, each in rest.items() if number not in lost]:
             log.warning(
                 "%s of %s has no manifest, and this run did not begin to save or to remove it: it "
                 "may be a copy that is not whole yet, and is left as it is",
                 *(join_some(others), self.folder.url),
             )
-        return [*map(list, (steps | ({} if only is not None else lost)).items())]
+        return [*map(list, (steps | lost).items())]
 
     def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
         """Return the complete steps and Orbax's newest, if this program may go on from them."""
@@ -133,13 +142,19 @@ class Keeper:
                 if error.errno not in _FULL or former is None:
                     raise
                 # The files of a killed save may fill the disk.
-                for name in _left_over(self.folder, former):
+                for name in self._left_over(former):
                     _remove_rest(self.folder, name)
                 self.owner = self.folder.claim(self.keeping.best)
         ends = self.folder.check_owner(self.owner).ends
         if ends is not None:  # of a rollback that was killed, or failed
             self._remove_later(self.owner, ends)
         return self.owner
+
+    def _left_over(self, owner: Owner) -> list[str]:
+        """Take out what saves and removals of former programs have left, and return it."""
+        folders = [*self.folder.listed().values()]
+        left = [each.name for each in folders if self.folder.is_left_over(each, owner)]
+        return [*map(self.folder.take_out, left), *self.folder.taken_out()]
 
     def roll_back(self, step: int, newest: int | None = None) -> list[int]:
         """Remove the steps after one, and return them.
@@ -165,8 +180,7 @@ class Keeper:
                     raise
             # In this order: after a kill, the rollback is still to be done, or it is done.
             log.warning("the disk of %s is full: step %d is removed first", self.folder.url, number)
-            self.folder.remove_manifest(later[number].name)
-            _remove_rest(self.folder, later[number].name)
+            _remove_rest(self.folder, self.folder.take_out(later[number].name))
             removed.append(number)
         return removed
 
@@ -203,11 +217,10 @@ class Keeper:
         listed = self.folder.listed()
         later = {n: each for n, each in listed.items() if n > last and each.is_complete}
         begun = time.monotonic()
-        self.folder.set_ends(owner, last, done, [each.name for each in later.values()])
-        for each in later.values():
-            self.folder.remove_manifest(each.name)
+        self.folder.set_ends(owner, last, done)
+        rests = [self.folder.take_out(each.name) for each in later.values()]
         self.folder.set_ends(owner, None)
-        self._removals.remove_rests([each.name for each in later.values()], owner)
+        self._removals.remove(rests, owner)
         log.info(
             "rolled %s back to step %d: removed %s, in %.1f s",
             *(self.folder.url, last, _steps(later) if later else "no step"),
@@ -235,7 +248,6 @@ class Keeper:
         there = folders.get(number)
         if there is not None and (there.is_complete or there.name == name_of(number)):
             self._make_way(there, owner)
-        self.folder.note(owner, begun=[name_of(number)])
         self.folder.begin(name_of(number), owner)
         newest = None if before is None else folders.get(before)
         is_linkable = self.links and not self.folder.store().is_remote
@@ -264,10 +276,11 @@ class Keeper:
                 "run.resume(state), or move it elsewhere"
             )
         is_remote = self.folder.store().is_remote
-        is_left = self.folder.is_left_over(there, self.folder.check_owner(owner))
-        if is_left or (is_remote and there.is_set_aside) or there.files <= {METRICS, LOCK}:
-            self.folder.remove_manifest(there.name)
-            self.folder.remove_rest(there.name)
+        is_nothing = there.files <= {UNFINISHED, BEGUN, METRICS, LOCK}
+        is_left = is_nothing or self.folder.is_left_over(there, owner)
+        if is_left or (is_remote and there.is_set_aside):
+            self._removals.remove([self.folder.take_out(there.name)], owner)
+            self._removals.wait_for(there.name)
         elif there.is_without_manifest and not is_remote:
             aside = self.folder.set_aside(there.name, "it has no manifest")
             log.warning(
@@ -290,7 +303,6 @@ class Keeper:
 
     def completed(self, step: StepSave, save: Save) -> None:
         """Log a complete step, tell the user's function, and remove what is no longer kept."""
-        self.folder.known.add(name_of(step.number))
         seconds = time.monotonic() - step.begun
         self.last_seconds = seconds - step.waited
         slowest = max(range(len(save.seconds)), key=save.seconds.__getitem__)
@@ -305,16 +317,35 @@ class Keeper:
             self._hooks = {n: each for n, each in self._hooks.items() if not each.done()}
             call = partial(self._call_hook, self.on_complete, step.number)
             self._hooks[step.number] = in_thread("gda-on-complete", call)
-        self._remove_old(done=[name_of(step.number)])
-
-    def _remove_old(self, done: Sequence[str] = ()) -> None:
-        """Remove the steps that the rules do not keep, and that no ``on_complete`` uses."""
         try:
-            self.folder.note(self._claimed(), done=done)
+            self.folder.finish(name_of(step.number), self._claimed())
+        except Exception as error:
+            log.warning("step %d of %s: %s", step.number, self.folder.url, error)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove the steps that the rules do not keep, and that no ``on_complete`` uses.
+
+        At once they are no longer complete; the rest is done in the background. A failure is only
+        logged.
+        """
+        try:
+            owner = self._claimed()
             folders, kept = self.folder.complete(), self.keeping.kept(self.folder)
             kept.update(number for number, call in self._hooks.items() if not call.done())
-            old = {n: each for n, each in folders.items() if n not in kept and each.is_begun}
-            self._removals.remove(old, self._claimed())
+            removed: dict[int, str] = {}
+            for number, each in folders.items():
+                if number not in kept and each.is_begun:
+                    try:
+                        if (rest := self.folder.retire(each.name, owner)) is not None:
+                            removed[number] = rest
+                    except (OSError, RuntimeError, ValueError) as error:
+                        log.warning(
+                            "step %d of %s was not removed: %s", number, self.folder.url, error
+                        )
+            if removed:
+                log.info("removed %s of %s", _steps(removed), self.folder.url)
+                self._removals.remove([*removed.values()], owner)
         except Exception as error:
             log.warning("old steps of %s were not removed: %s", self.folder.url, error)
 
@@ -323,9 +354,11 @@ class Keeper:
         there = self.folder.listed({number}).get(number)
         if there is None or self.owner is None:
             return False
-        now = self.folder.check_owner(self.owner)
-        if not there.is_complete and self.folder.is_left_over(there, now):
-            self._removals.remove_rests([there.name], self.owner)
+        self.folder.check_owner(self.owner)
+        if there.is_complete:
+            self.folder.finish(there.name, self.owner)
+        elif self.folder.is_left_over(there, self.owner):
+            self._removals.remove([self.folder.take_out(there.name)], self.owner)
         return there.is_complete
 
     def _call_hook(self, hook: Callable[[int, Any], object], number: int) -> None:
@@ -353,46 +386,28 @@ class Keeper:
 
 
 class _Removals:
-    """The folders of one run that a thread removes, one after the other.
-
-    At once their steps are no longer complete. A failure is only logged.
-    """
+    """The folders of one run that a thread removes, one after the other; failures are logged."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._last: Future[Any] | None = None
         self._waiting: set[str] = set()
 
-    def remove(self, steps: dict[int, StepFolder], owner: Owner) -> None:
-        """Make steps incomplete now, and remove their files in the background."""
-        removed = []
-        self._folder.note(owner, begun=[each.name for each in steps.values()])
-        for number, folder in steps.items():
-            try:
-                if self._folder.retire(folder.name, owner):
-                    removed.append(number)
-            except (OSError, RuntimeError, ValueError) as error:
-                log.warning("step %d of %s was not removed: %s", number, self._folder.url, error)
-        if removed:
-            log.info("removed %s of %s", _steps(removed), self._folder.url)
-            self.remove_rests([steps[number].name for number in removed], owner)
-
-    def remove_rests(self, names: Sequence[str], owner: Owner) -> None:
-        """Remove the files of incomplete steps in the background."""
+    def remove(self, names: Sequence[str], owner: Owner) -> None:
+        """Remove in the background what was taken out of the listing."""
         # Each once: a step that was removed may be saved again before a second removal.
         if names := [name for name in names if name not in self._waiting]:
             self._waiting.update(names)
-            work = partial(self._remove_rests, names, owner)
+            work = partial(self._remove, names, owner)
             self._last = in_thread("gda-remove", work, self._last)
 
-    def _remove_rests(self, names: Sequence[str], owner: Owner) -> None:
-        gone = [name for name in names if _remove_rest(self._folder, name, owner)]
-        with suppress(OSError, RuntimeError, ValueError):  # the next resume does it
-            self._folder.note(owner, done=gone)
+    def _remove(self, names: Sequence[str], owner: Owner) -> None:
+        for name in names:
+            _remove_rest(self._folder, name, owner)
         self._waiting.difference_update(names)
 
     def wait_for(self, name: str) -> None:
-        """Wait until a step is removed, which is to be saved again after a rollback."""
+        """Wait until a step is removed that is to be saved again, in an object store."""
         if name in self._waiting and self._last is not None:
             wait([self._last])
 
@@ -408,24 +423,15 @@ class _Removals:
             )
 
 
-def _left_over(folder: RunFolder, owner: Owner) -> list[str]:
-    """Return the folders that saves and removals of former programs have left."""
-    return [each.name for each in folder.listed().values() if folder.is_left_over(each, owner)]
-
-
-def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> bool:
-    """Remove a folder; return False, with a line in the log, if that failed."""
+def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> None:
+    """Remove a folder that was taken out; log if that fails."""
     try:
-        if owner is not None:
-            folder.check_owner(owner)  # another program may save this step by now
-        folder.remove_rest(name)
+        folder.remove_rest(name, owner)
     except Exception as error:
         log.warning(
             "%s/%s is no longer used and could not be removed: %s; the next resume tries again",
             *(folder.url, name, error),
         )
-        return False
-    return True
 
 
 def _steps(numbers: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -25,13 +25,17 @@ from gda.checkpoint.step_folders.rules import best_first
 from gda.layout.text import format_numbers
 from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
 from gda.storage.stores.checksums import size_and_crc
+from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store
 
-# The first file of a step, with the run and the generation that began it, and those that follow.
-BEGUN, METRICS, _HELD, _DAMAGED = "begun.json", "metrics.json", "held.json", "damaged.json"
+# Small files of a step. The first is there while it is saved, and in an object store while it is
+# removed; the second has the run and the generation that began it.
+UNFINISHED, BEGUN, METRICS = "unfinished", "begun.json", "metrics.json"
+_HELD, _DAMAGED = "held.json", "damaged.json"
 _RUN = "run.json"  # of the folder itself: the program that writes there
 
+_REMOVED = re.compile(r"\d+\.removed-[0-9a-f]{32}")  # the folder of a step, under another name
 _REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
 _ASIDE = re.compile(r"\d+\.damaged-\d+")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -65,8 +69,6 @@ class Owner:
       ends: the last step that counts, while a rollback removes the later ones.
       rolled_back: the rollbacks that were done: the step, the newest step before, and its identity.
       best: the metric by which steps are kept, and True if the highest is best.
-      unfinished: the folders that this run has begun to save or to remove. No other folder without
-        a manifest is removed: it may have lost it, or be a copy that is not yet whole.
       steps: the folders of complete steps, so that an object store need not list their data.
     """
 
@@ -78,7 +80,6 @@ class Owner:
     ends: int | None = None
     best: tuple[str, bool] | None = None
     rolled_back: Rollbacks = ()
-    unfinished: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
 
     @classmethod
@@ -93,7 +94,6 @@ class Owner:
             ends=before.ends if before else None,
             best=best or (before.best if before else None),
             rolled_back=before.rolled_back if before else (),
-            unfinished=before.unfinished if before else (),
             steps=before.steps if before else (),
         )
 
@@ -119,9 +119,13 @@ class StepFolder(NamedTuple):
         return BEGUN in self.files
 
     @property
+    def has_data(self) -> bool:
+        return any(map(manifest_json.DATA_PATTERN.fullmatch, self.files))
+
+    @property
     def is_without_manifest(self) -> bool:
-        """True for the data of a step without its manifest, unless it was set aside."""
-        is_of_gda = self.is_begun or any(map(manifest_json.DATA_PATTERN.fullmatch, self.files))
+        """True for files of a step without its manifest, unless it was set aside."""
+        is_of_gda = self.is_begun or self.has_data
         return is_of_gda and self.files.isdisjoint({manifest_json.NAME, _DAMAGED})
 
     @property
@@ -192,7 +196,8 @@ class RunFolder:
         Raises ``ValueError`` if two of them are complete and have the same number.
         """
         found: dict[int, StepFolder] = {}
-        for name, files in self.store().numbered(self.known, numbers).items():
+        before = {*self.known}  # other threads add to it
+        for name, files in self.store().numbered(before, numbers).items():
             folder, number = StepFolder(name, frozenset(files)), int(name)
             other = found.get(number, folder)
             if other is not folder and other.is_complete and folder.is_complete:
@@ -201,8 +206,10 @@ class RunFolder:
                     "them elsewhere"
                 )
             found[number] = max(other, folder, key=lambda each: (each.is_complete, each.is_begun))
-        before = set() if numbers is None else self.known
-        self.known = before | {each.name for each in found.values() if each.is_complete}
+        complete = {each.name for each in found.values() if each.is_complete}
+        self.known.update(complete)
+        if numbers is None:
+            self.known.difference_update(before - complete)
         return dict(sorted(found.items()))
 
     def complete(self) -> dict[int, StepFolder]:
@@ -259,47 +266,63 @@ class RunFolder:
         # The first line of a manifest has the checksum of the rest, with a random name in it.
         return sha256(self.store().head(f"{name}/{manifest_json.NAME}", 200)).hexdigest()[:16]
 
-    def retire(self, name: str, mine: Owner) -> bool:
-        """Make an old step incomplete, to remove it; return False if it is held."""
+    def retire(self, name: str, mine: Owner) -> str | None:
+        """Take an old step out of the listing, as ``take_out``; return ``None`` if it is held."""
         with self._locked() as store:
             self.check_owner(mine)
             self._read(f"{name}/{BEGUN}")  # or raise: a damaged one may be of another run
             if _has(store, f"{name}/{_HELD}"):
-                return False
+                return None
             place = f"{name}/{manifest_json.NAME}"
             manifest = store.read(place, _LARGE) if store.is_remote else b""
-            store.remove(place)
+            rest = self.take_out(name)
             if store.is_remote and _has(store, f"{name}/{_HELD}"):  # without a lock: meanwhile
                 store.write(place, manifest)
-                return False
-        return True
+                store.remove(f"{name}/{UNFINISHED}")
+                return None
+        return rest
 
-    def remove_manifest(self, name: str) -> None:
-        """Make a step incomplete, which is all that must be done at once to remove it."""
-        self.store().remove(f"{name}/{manifest_json.NAME}")
+    def take_out(self, name: str) -> str:
+        """Take a step out of the listing, to remove it; return the name of what is left.
 
-    def remove_rest(self, name: str) -> None:
-        """Remove the folder of a step that is not complete; ``begun.json`` goes last.
-
-        Until then, what a kill leaves is known to be of a Run.
+        A directory gets a name that no save has, and needs no space for that.
         """
         store = self.store()
-        with contextlib.suppress(FileNotFoundError):
-            for each in {*store.entries(name)} - {BEGUN}:
-                store.remove(f"{name}/{each}")
-        store.remove(name)
+        self.known.discard(name)
+        if isinstance(store, FileStore):
+            rest = f"{name}.removed-{uuid.uuid4().hex}"
+            store.rename(name, rest)
+            return rest
+        store.write(f"{name}/{UNFINISHED}", b"")
+        store.remove(f"{name}/{manifest_json.NAME}")
+        return name
+
+    def taken_out(self) -> list[str]:
+        """Return the directories that were taken out, and are still there."""
+        return [*filter(_REMOVED.fullmatch, self._names())]
+
+    def remove_rest(self, name: str, mine: Owner | None = None) -> None:
+        """Remove what ``take_out`` has left, unless this program is no longer the owner."""
+        store = self.store()
+        # Listed first, because another program may take over, and save the step again.
+        names = {*store.entries(name)} - {UNFINISHED} if store.is_remote else ()
+        if mine is not None:
+            self.check_owner(mine)
+        for each in sorted(names, reverse=True):  # the marks of a step that is not finished go last
+            store.remove(f"{name}/{each}")
+        store.remove(f"{name}/{UNFINISHED}" if store.is_remote else name)
 
     def set_aside(self, name: str, reason: str) -> str:
         """Take a damaged step out of the listing; return its place."""
         store = self.store()
-        if store.is_remote:  # no folder can be renamed there
+        if not isinstance(store, FileStore):  # no folder can be renamed there
             store.replace(f"{name}/{_DAMAGED}", json.dumps({"reason": reason}).encode())
             return store.join(name)
         number = 1
-        while os.path.lexists(place := store.join(f"{name}.damaged-{number}")):
+        while os.path.lexists(place := store.join(aside := f"{name}.damaged-{number}")):
             number += 1
         try:
-            os.rename(store.join(name), place)
+            store.rename(name, aside)
         except FileNotFoundError:
             return f"{place}, which is empty because it was removed meanwhile"
         return place
@@ -322,18 +345,13 @@ class RunFolder:
 
     def record(self, number: int, metrics: Mapping[str, float]) -> None:
         """Add metrics of a complete step to those that it has."""
-        self.step(number)  # raises, before the lock makes a folder
-        for attempt in itertools.count():
-            with self._locked() as store:
-                name = self.step(number).name
-                version = store.version(f"{name}/{METRICS}")
-                merged = {**self.metrics(name), **metrics}
-                try:
-                    self._put(store, f"{name}/{METRICS}", {"metrics": merged}, version)
-                    break
-                except SaveError:  # another program was faster, on a store without locks
-                    if attempt == _MOST_ATTEMPTS:
-                        raise
+        name = self.step(number).name  # raises, before the lock makes a folder
+
+        def merged() -> dict[str, Any]:
+            self.step(number)  # raises if it was removed meanwhile
+            return {"metrics": {**self.metrics(name), **metrics}}
+
+        self._update(f"{name}/{METRICS}", merged)
 
     def best_first(self, metric: str, *, is_highest: bool) -> list[int]:
         """Return the complete steps that have a metric, from the best to the worst."""
@@ -362,13 +380,14 @@ class RunFolder:
         try:
             best, rolled_back = fields.pop("best", None), fields.pop("rolled_back", ())
             rolled_back = tuple((step, newest, of) for step, newest, of in rolled_back)
-            for name in ("unfinished", "steps"):
-                fields[name] = tuple(fields.get(name, ()))
-            owner = Owner(**fields, best=best and tuple(best), rolled_back=rolled_back)
+            steps = tuple(fields.pop("steps", ()))
+            best = best and tuple(best)
+            owner = Owner(**fields, best=best, rolled_back=rolled_back, steps=steps)
         except TypeError:
             where = self.store().join(_RUN)
             raise CorruptionError(f"{where} is not the file of a run; remove it") from None
-        self.known = self.known or {*owner.steps}
+        if not self.known:
+            self.known.update(owner.steps)
         return owner
 
     def claim(self, best: tuple[str, bool] | None) -> Owner:
@@ -380,7 +399,7 @@ class RunFolder:
                 for name in store.entries():
                     if name.startswith(f"{_RUN}."):  # of a program that was killed as it wrote it
                         store.remove(name)
-            self._put(store, _RUN, asdict(mine), version)
+            store.replace(_RUN, _sealed(asdict(mine)), version)
             store.flush()  # the entry of a new folder
         return mine
 
@@ -395,73 +414,74 @@ class RunFolder:
             )
         return now
 
-    def set_ends(
-        self, mine: Owner, ends: int | None, done: Rollbacks = (), begun: Sequence[str] = ()
-    ) -> None:
-        """Let the run end at a step, or no longer, and note rollbacks and what they remove."""
+    def set_ends(self, mine: Owner, ends: int | None, done: Rollbacks = ()) -> None:
+        """Let the run end at a step, or no longer, and note rollbacks."""
 
-        def change(now: Owner) -> Owner:
+        def changed() -> dict[str, Any]:
+            now = self.check_owner(mine)
             pairs = [each[:2] for each in done]
             former = [each for each in now.rolled_back if each[:2] not in pairs]
             noted = (*former, *done)[-_MOST_ROLLBACKS:]
-            return replace(now, ends=ends, rolled_back=noted, unfinished=(*now.unfinished, *begun))
+            return asdict(replace(now, ends=ends, rolled_back=noted))
 
-        self._change(mine, change)
-
-    def note(self, mine: Owner, begun: Sequence[str] = (), done: Collection[str] = ()) -> None:
-        """Note folders that this run begins to save or to remove, and those that are finished."""
-
-        def change(now: Owner) -> Owner:
-            left = dict.fromkeys([*now.unfinished, *begun])
-            names = tuple(name for name in left if name not in done)
-            return now if names == now.unfinished else replace(now, unfinished=names)
-
-        self._change(mine, change)
-
-    def _change(self, mine: Owner, change: Callable[[Owner], Owner]) -> None:
-        """Change the file of the owner, unless this program is no longer it."""
-        for attempt in itertools.count():
-            with self._locked() as store:
-                version = store.version(_RUN)
-                now = self.check_owner(mine)
-                if (changed := change(now)) is now:
-                    break
-                changed = replace(changed, steps=tuple(sorted(self.known)))
-                try:
-                    self._put(store, _RUN, asdict(changed), version)
-                    break
-                except SaveError:  # on a store without locks: perhaps the owner is another now
-                    if attempt == _MOST_ATTEMPTS:
-                        raise
+        self._update(_RUN, changed)
 
     def begin(self, name: str, mine: Owner) -> None:
-        """Write the first file of a step."""
+        """Write the first files of a step."""
         begun = {"run": mine.run, "generation": mine.generation}
         store = self.store()
         try:
+            store.write(f"{name}/{UNFINISHED}", b"")
             store.write(f"{name}/{BEGUN}", _sealed(begun))
             store.flush()
-        except OSError:  # without this file, no run would remove the folder
+        except OSError:  # without these files, no run would remove the folder
             with contextlib.suppress(OSError):
                 store.remove(name)
             raise
 
-    def is_left_over(self, folder: StepFolder, now: Owner) -> bool:
-        """Return True for the rest of a save or a removal that this run began and did not finish.
+    def finish(self, name: str, mine: Owner) -> None:
+        """Note that a step is complete: without its manifest, it has lost it from now on."""
+        store = self.store()
+        store.remove(f"{name}/{UNFINISHED}")
+        self.known.add(name)
+        if store.is_remote:
 
-        ``now`` is the owner as it is written.
+            def changed() -> dict[str, Any]:
+                return asdict(replace(self.check_owner(mine), steps=tuple(sorted(self.known))))
+
+            self._update(_RUN, changed)
+
+    def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
+        """Return True for the rest of a save or a removal that this run did not finish.
+
+        No other folder without a manifest is removed: it may have lost it, or be a copy that is not
+        yet whole.
         """
-        if manifest_json.NAME in folder.files or folder.name not in now.unfinished:
+        if manifest_json.NAME in folder.files or UNFINISHED not in folder.files:
+            return False
+        # By its name, because the list of a network file system may be an old one.
+        store = self.store()
+        if not store.is_remote and not _has(store, f"{folder.name}/{UNFINISHED}"):
             return False
         try:
-            return not folder.files or self.was_begun_by(folder, now)
-        except CorruptionError:  # its first file was being written
-            return folder.files == {BEGUN}
+            begun = self._read(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
+        except CorruptionError:  # it was being written
+            begun = {}
+        is_mine = begun.get("run") == mine.run and begun.get("generation", 0) <= mine.generation
+        return is_mine or folder.files <= {UNFINISHED, BEGUN}
 
-    def was_begun_by(self, folder: StepFolder, mine: Owner) -> bool:
-        """Return True if a step was begun by this run, in this or a former program."""
-        begun = self._read(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
-        return begun.get("run") == mine.run and begun.get("generation", 0) <= mine.generation
+    def _update(self, name: str, changed: Callable[[], dict[str, Any]]) -> None:
+        """Replace a small file by what ``changed`` makes of it."""
+        for attempt in itertools.count():
+            with self._locked() as store:
+                version = store.version(name)
+                fields = changed()
+                try:
+                    store.replace(name, _sealed(fields), version)
+                    break
+                except SaveError:  # another program was faster, on a store without locks
+                    if attempt == _MOST_ATTEMPTS:
+                        raise
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Store]:
@@ -478,14 +498,6 @@ class RunFolder:
                         raise
                     time.sleep(0.01)
             yield store
-
-    def _put(self, store: Store, name: str, fields: Mapping[str, Any], version: bytes) -> None:
-        """Replace a small file; ``SaveError`` if it changed after ``version`` without a lock."""
-        if not store.is_remote:
-            store.replace(name, _sealed(fields))
-            return
-        with store.replacing(name, _sealed(fields), version):
-            pass
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return the fields of a small file; nothing if there is none.

@@ -224,8 +224,18 @@ class FileStore:
                     found[name] = self.entries(name)
         return found
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Write or replace a small file: durable, and whole at any moment."""
+    def rename(self, name: str, new: str) -> None:
+        """Rename a file or a directory of the top level; durable."""
+        path = self._inside(name)
+        with _about(path):
+            os.rename(path, self._inside(new))
+        sync_folder(self._root)
+
+    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+        """Write or replace a small file: durable, and whole at any moment.
+
+        A store without locks raises ``SaveError`` if the file no longer has ``version``.
+        """
         beside = f"{name}.{uuid.uuid4().hex[:8]}.new"
         self.write(beside, data)
         with _about(self._inside(name)):

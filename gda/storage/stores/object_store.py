@@ -189,8 +189,9 @@ class KvStore:
                 found.setdefault(name, set()).add(below.partition("/")[0])
         return {name: sorted(names) for name, names in found.items()}
 
-    def replace(self, name: str, data: bytes) -> None:
-        self.write(name, data)
+    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+        with self.replacing(name, data, version):
+            pass
 
     def remove(self, name: str) -> None:
         # One by one, because each has the timeout of an answer.

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,45 @@ def test_a_program_that_was_taken_over_during_a_save_does_not_stop_the_next(
     assert new.metrics(10) == {}
 
 
+def test_a_slow_removal_takes_nothing_of_a_step_that_another_program_saves(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = type(gda.storage.stores.opening.open_store(place, 10))
+    remove, removes, may_remove = store.remove, threading.Event(), threading.Event()
+
+    def slowly(self: Any, name: str) -> None:
+        if threading.current_thread().name == "gda-remove" and not removes.is_set():
+            removes.set()
+            may_remove.wait(60)
+        remove(self, name)
+
+    monkeypatch.setattr(store, "remove", slowly)
+    old, new = Run(place, every=10), Run(place, every=10)
+    old.resume(state_of(0))
+    train(old, 0, 20, 10)
+    assert old.rollback(10, newest=20)
+    assert removes.wait(60)
+    train(new, new.resume(state_of(0))[1], 20, 10)
+    new.wait()
+    may_remove.set()
+    old._keeper.wait(60)
+    assert new.steps() == [10, 20]
+    gda.checkpoint.verify(new.path(20))
+    new.close()
+
+
+def test_a_save_and_a_removal_leave_the_record_of_the_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, every=1, keep=1)
+    run.resume(state_of(0))
+    record = (tmp_path / "run.json").stat()
+    train(run, 0, 3)
+    run.close()
+    assert run.steps() == [3]
+    assert (tmp_path / "run.json").stat().st_ino == record.st_ino
+
+
 def test_a_step_that_was_committed_by_a_program_at_its_end_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +188,7 @@ def test_a_step_that_was_committed_by_a_program_at_its_end_stays(
     old.wait()
     with monkeypatch.context() as patch:  # the new one takes over during the commit
         patch.setattr(folder.RunFolder, "check_owner", lambda self, mine: mine)
-        patch.setattr(folder.RunFolder, "note", lambda *_, **__: None)
+        patch.setattr(folder.RunFolder, "finish", lambda *_: None)
         assert new.resume(state_of(0))[1] == 10
         old.save(20, state_of(20))
         old.wait()
@@ -175,9 +215,10 @@ def test_a_run_that_is_killed_has_the_step_that_was_durable(
         assert step >= durable
         check(state, step)
         run._keeper.wait(60)
-        assert {each.name for each in tmp_path.iterdir()} - {f"{s:08d}" for s in run.steps()} == {
-            *{"run.json", ".lock"}
-        }
+        names = {each.name for each in tmp_path.iterdir()} - {f"{s:08d}" for s in run.steps()}
+        # A kill may leave an empty folder, which the save of that step takes.
+        assert names - {f"{step + 1:08d}"} == {"run.json", ".lock"}
+        assert not [*tmp_path.glob(f"{step + 1:08d}/*")]
         run.save(step + 1, state_of(step + 1), now=True)
         run.close()
         assert run.steps() == [step + 1]

@@ -308,7 +308,7 @@ def test_a_removal_that_fails_is_logged(
     remove = FileStore.remove
 
     def refuse(self: FileStore, name: str) -> None:
-        if "/data-" in name:
+        if ".removed-" in name:
             raise PermissionError(13, "an uploader has it open", name)
         remove(self, name)
 
@@ -317,10 +317,10 @@ def test_a_removal_that_fails_is_logged(
         train(run, 0, 3)
     assert run.steps() == [3]
     assert len([m for m in caplog.messages if "could not be removed: [Errno 13]" in m]) == 2
-    assert (tmp_path / "00000001").exists()
+    assert len([*tmp_path.glob("0000000[12]*")]) == 2
     monkeypatch.undo()
     assert resumed(tmp_path)[1] == 3
-    assert not (tmp_path / "00000001").exists()
+    assert not [*tmp_path.glob("0000000[12]*")]
 
 
 def test_only_what_a_run_has_begun_is_removed(tmp_path: Path) -> None:
@@ -353,11 +353,9 @@ def test_files_of_another_program_in_the_folder_of_a_step_stop_its_save(tmp_path
 
 
 def note(path: Path, *names: str) -> None:
-    """Note folders as begun in the record of a run, as a program that is killed leaves it."""
-    folder = RunFolder(path, 60)
-    owner = folder.owner()
-    assert owner is not None
-    folder.note(owner, begun=names)
+    """Mark folders as a program does that is killed while it saves or removes steps."""
+    for name in names:
+        (path / name / "unfinished").touch()
 
 
 def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: Path) -> None:
@@ -376,9 +374,7 @@ def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: 
     run.close()
     assert step == 10
     assert {each.name for each in tmp_path.iterdir()} == {"run.json", ".lock", "00000010"}
-    owner = run._folder.owner()
-    assert owner is not None
-    assert owner.unfinished == ()
+    assert "unfinished" not in os.listdir(tmp_path / "00000010")
 
 
 def test_a_step_that_lost_its_manifest_is_set_aside(
@@ -456,25 +452,76 @@ def test_leftovers_are_removed_while_the_training_goes_on(
     train(run, 0, 20)
     run.close()
     (tmp_path / "00000010/manifest.json").unlink()
-    folder = RunFolder(tmp_path, 10)
-    owner = folder.owner()
-    assert owner is not None
-    folder.note(owner, begun=["00000010"])  # and was killed
+    note(tmp_path, "00000010")
     remove, may_remove = RunFolder.remove_rest, threading.Event()
 
-    def slowly(self: RunFolder, name: str) -> None:
+    def slowly(self: RunFolder, *args: Any) -> None:
         may_remove.wait(60)
-        remove(self, name)
+        remove(self, *args)
 
     monkeypatch.setattr(RunFolder, "remove_rest", slowly)
     run = Run(tmp_path, every=10)
     assert run.resume(state_of(0))[1] == 20
     train(run, 20, 30, 10)
     run.wait()
-    assert (tmp_path / "00000010").exists()
+    assert [*tmp_path.glob("00000010*")]
     may_remove.set()
     run.close()
-    assert not (tmp_path / "00000010").exists()
+    assert not [*tmp_path.glob("00000010*")]
+
+
+def test_a_full_disk_is_freed_by_the_removal_of_old_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, write = tmp_path / "00000010", tmp_path / "00000020/manifest.json", FileStore.write
+
+    def full(self: FileStore, name: str, data: Any) -> Any:
+        if old.exists() and new.exists():
+            raise OSError(28, "No space left on device", name)
+        return write(self, name, data)
+
+    run, _ = resumed(tmp_path, keep=1)
+    monkeypatch.setattr(FileStore, "write", full)
+    train(run, 0, 20, 10)
+    run.close()
+    assert {each.name for each in tmp_path.iterdir()} == {".lock", "run.json", "00000020"}
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_the_first_file_of_a_step_alone_is_no_step(tmp_path: Path, has_steps: bool) -> None:
+    run, _ = resumed(tmp_path)
+    if has_steps:
+        train(run, 0, 10)
+    run.close(20, state_of(20))
+    shutil.move(tmp_path / "00000020", tmp_path / "backup")
+    (tmp_path / "00000020").mkdir()
+    shutil.copy(tmp_path / "backup/begun.json", tmp_path / "00000020")
+    run, step = resumed(tmp_path)
+    assert step == 10 * has_steps
+    assert os.listdir(tmp_path / "00000020") == ["begun.json"]  # perhaps of a copy
+    train(run, step, 20, 10)
+    run.close()
+    assert run.steps() == [10, 20]
+
+
+def test_an_old_list_of_a_step_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may list a step as it was before its commit."""
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20, 10)
+    run.close()
+    numbered = FileStore.numbered
+
+    def late(self: FileStore, *args: Any) -> dict[str, list[str]]:
+        return numbered(self, *args) | {"00000020": ["begun.json", "unfinished"]}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "numbered", late)
+        state, step = Run(tmp_path, every=10).resume(state_of(0))
+        check(state, step)
+        assert step == 20
+    assert resumed(tmp_path)[1] == 20
 
 
 # Going back.
@@ -850,15 +897,16 @@ def test_a_rollback_that_is_killed_has_removed_all_later_steps(
         pass
 
     removed: list[str] = []
-    remove = FileStore.remove
+    rename = FileStore.rename
 
-    def kill(self: FileStore, name: str) -> None:
+    def kill(self: FileStore, name: str, *new: str) -> None:
         if len(removed) == ("before the first", "between two", "before the end").index(when):
             raise Killed
         removed.append(name)
-        remove(self, name)
+        rename(self, name, *new)
 
-    monkeypatch.setattr(FileStore, "remove", kill)
+    for method in ("rename", "remove"):  # takes a step out of the listing, and removes its files
+        monkeypatch.setattr(FileStore, method, kill)
     run = Run(tmp_path, every=10)
     is_removed = when == "before the end"  # then the kill is in the background
     with contextlib.nullcontext() if is_removed else pytest.raises(Killed):
@@ -872,7 +920,7 @@ def test_a_rollback_that_is_killed_has_removed_all_later_steps(
     assert reader.steps() == [10, 20]
     run, step = resumed(tmp_path)
     assert step == 20
-    assert not (tmp_path / "00000040").exists()
+    assert not [*tmp_path.glob("00000040*")]
     train(run, 20, 30)
     run.close()
     assert run.steps() == [10, 20, 30]
@@ -1013,7 +1061,7 @@ def test_a_step_whose_save_failed_at_its_first_file_may_be_saved_again(
 
     def refuse(self: FileStore, name: str, data: Any) -> Any:
         if name.endswith("begun.json"):
-            os.mkdir(tmp_path / name.partition("/")[0])
+            os.makedirs(tmp_path / name.partition("/")[0], exist_ok=True)
             raise Killed if is_killed else OSError(28, "No space left on device", name)
         return write(self, name, data)
 
