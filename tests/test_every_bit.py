@@ -79,7 +79,7 @@ def fetched(folder: Path) -> Any:
 
 lazy, make = storage.lazy, gda.GlobalArray
 
-# What each makes has the values of DATA, or of ODD if it has fewer rows.
+# Each makes the values of DATA, or of ODD if it has fewer rows.
 WAYS: dict[str, Callable[[Path], Any]] = {
     "GlobalArray": lambda _: make(DATA.shape, THREE, ROWS, [s.data for s in G.local_shards]),
     "GlobalArray.from_array": lambda _: make.from_array(X),

@@ -406,7 +406,7 @@ def _bytes_of(block: Elements) -> Elements:
     return block.reshape(-1).view(np.uint8)
 
 
-class _Part(NamedTuple):
+class _SentPart(NamedTuple):
     """A part of a block, which has a number, and the dtype in which it is sent."""
 
     number: int
@@ -414,9 +414,9 @@ class _Part(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[_Part]]:
+def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[_SentPart]]:
     """Yield parts of blocks in C order: one that is large, or several that are small."""
-    small: list[_Part] = []
+    small: list[_SentPart] = []
     nbytes = 0
     for number, (block, dtype) in enumerate(blocks):
         is_small = 0 < block.nbytes <= _PART_BYTES
@@ -424,7 +424,7 @@ def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[_Part]]:
             if small and nbytes + part.nbytes > _PART_BYTES:
                 yield small
                 small, nbytes = [], 0
-            small.append(_Part(number, part, dtype))
+            small.append(_SentPart(number, part, dtype))
             nbytes += part.nbytes
     if small:
         yield small

@@ -32,7 +32,7 @@ def is_run(path: Any, timeout: float) -> bool:
     return not folder.is_checkpoint() and folder.owner() is not None
 
 
-class _Step(NamedTuple):
+class _StepRow(NamedTuple):
     """A complete step; ``None`` for facts that are unknown."""
 
     step: int
@@ -68,7 +68,7 @@ class Overview(Report):
     """The complete steps in a folder, of gda and of Orbax, ascending, and who writes there."""
 
     path: str
-    steps: Sequence[_Step]
+    steps: Sequence[_StepRow]
     unfinished: Sequence[str]  # names of folders
     set_aside: Sequence[str]  # those of damaged steps
     owner: Owner | None  # of a run of gda
@@ -130,8 +130,8 @@ def overview_of(path: Any, timeout: float) -> Overview | None:
     return Overview(folder.url, sorted(steps), unfinished, aside, owner)
 
 
-def _of_gda(folder: RunFolder, number: int, step: StepFolder) -> _Step:
-    found = _Step(number, step.name, is_held=step.is_held)
+def _of_gda(folder: RunFolder, number: int, step: StepFolder) -> _StepRow:
+    found = _StepRow(number, step.name, is_held=step.is_held)
     try:
         contents = inspect(below(folder.path, step.name), timeout=folder.timeout)
         metrics = folder.metrics(step.name)
@@ -146,8 +146,8 @@ def _of_gda(folder: RunFolder, number: int, step: StepFolder) -> _Step:
     )
 
 
-def _of_orbax(folder: RunFolder, number: int, name: str) -> _Step:
-    found, place = _Step(number, name, "orbax"), below(folder.path, name)
+def _of_orbax(folder: RunFolder, number: int, name: str) -> _StepRow:
+    found, place = _StepRow(number, name, "orbax"), below(folder.path, name)
     with contextlib.suppress(OSError, ValueError):  # mostly there are none
         values = open_orbax(below(place, "metrics")).items()
         found = found._replace(metrics={k: x for k, x in values if isinstance(x, int | float)})
