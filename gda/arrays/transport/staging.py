@@ -26,7 +26,7 @@ class HostStaging:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         keep_freed_memory()
-        self._dtype, self._plain = dtype, _plain(dtype)
+        self._dtype, self._plain = dtype, plain_dtype(dtype)
         self._free: defaultdict[tuple[int, Device], list[Any]] = defaultdict(list)
         self._sent: dict[int, tuple[Any, jax.Array]] = {}
 
@@ -84,7 +84,7 @@ class DeviceStaging:
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         bits, _ = width_of(dtype)
-        self._plain = _plain(dtype) if bits >= 8 else dtype
+        self._plain = plain_dtype(dtype) if bits >= 8 else dtype
 
     def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
         dtype = self._plain if device.platform == "cpu" else self._dtype
@@ -128,7 +128,7 @@ class DeviceStaging:
         return flat
 
 
-def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the unsigned integer as wide as a narrow float or a dtype that NumPy lacks.
 
     NumPy copies such integers five times as fast. Any other dtype stays.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -21,6 +22,10 @@ from gda.arrays.construction import from_process_local
 from gda.arrays.transport import carrying, moving, staging
 
 DATA = batch(24, 24)
+DTYPES = [
+    *map(np.dtype, ("float32", "int8", "bool", "complex64", "int64", "float16")),
+    *map(np.dtype, (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4)),
+]
 SHAPES = {n: [(n,), (1, n), (n, 1)] for n in (1, 2, 3)} | {
     4: [(4,), (2, 2), (1, 4, 1)],
     6: [(6,), (3, 2), (2, 3), (3, 1, 2), (2, 3, 1)],
@@ -56,7 +61,10 @@ def move_at_random(seed: int) -> str:
     old, new = random_layout(rng, before, "abc"), random_layout(rng, after, "pqr")
     data = rare_floats((24, 24), seed)
     x = gda.load_tree({"x": data}, old)["x"]
-    (moved,) = gda.reshard_tree([x], new, donate=bool(rng.random() < 0.2))
+    with pytest.MonkeyPatch.context() as patch:
+        if rng.random() < 0.5:  # as if it were large
+            patch.setattr(moving, "_SMALL_BYTES", 0)
+        (moved,) = gda.reshard_tree([x], new, donate=bool(rng.random() < 0.2))
     assert moved.sharding == new
     assert moved.sharding.memory_kind == new.memory_kind
     for shard in moved.addressable_shards:
@@ -75,7 +83,11 @@ def test_any_order_of_devices_becomes_any_other(trials: Trials) -> None:
         trials.count(kind)
 
 
-def test_jax_moves_nothing_to_another_order_or_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_jax_moves_nothing_to_another_order_or_memory(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(moving, "_SMALL_BYTES", most)
     moved_by_jax = []
     move = moving._moved_by_jax
     monkeypatch.setattr(
@@ -95,8 +107,38 @@ def test_jax_moves_nothing_to_another_order_or_memory(monkeypatch: pytest.Monkey
         assert is_right(moved, DATA)
         assert moved.array.sharding == new
     assert not moved_by_jax
-    assert is_right(g.reshard(P("c")), DATA)
-    assert len(moved_by_jax) == 1, "JAX moves a small array on the same devices"
+    assert is_right(g.reshard(P(None, "a")), DATA)
+    assert not moved_by_jax
+    assert is_right(g.reshard(P(("a", "b"))), DATA)
+    assert len(moved_by_jax) == 1, "JAX gives an array whose blocks stay its new sharding"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (12,), (12, 4, 6), (11, 5)], ids=str)
+def test_a_small_array_moves_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: np.dtype
+) -> None:
+    monkeypatch.setattr(carrying, "_Wave", None)
+    monkeypatch.setattr(moving, "_moved_by_jax", None)
+    bits = np.random.default_rng(0).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    if dtype in (np.dtype(bool), np.dtype(ml_dtypes.int4)):
+        bits %= 2
+    data = bits.view(dtype).reshape(shape)
+    before = ordered_mesh([0, 4, 2, 3, 5, 1], {"a": 3, "b": 2})
+    after = ordered_mesh([0, 7, 2, 1], {"a": 4}, AxisType.Explicit)
+    back = ordered_mesh([1, 5, 3, 2, 4, 0], {"a": 6})
+    for old, new in (("a", "a"), ("b", None), (None, "a"), (("b", "a"), "a")):
+        layouts = (before, P(*[old][: len(shape)])), (after, P(None, *[new][: len(shape) - 1]))
+        with jax.enable_x64(True):
+            g = gda.PaddedArray.from_callback(
+                shape, *layouts[0], lambda i: data[i], dtype=dtype, fill=1
+            )
+        for to in (layouts[1], (after, P(*[new][: len(shape)])), (back, P())):
+            moved = g.reshard(*to)
+            assert is_right(moved, data)
+            assert tuple(moved.spec) == tuple(to[1])[: len(shape)]
+            beyond = np.asarray(moved.array)[tuple(slice(size, None) for size in shape[:1])]
+            assert not shape or not beyond.astype(bool).any(), "new padding is 0"
 
 
 def test_local_data_goes_to_another_order_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +173,7 @@ def test_devices_of_two_platforms_may_have_the_same_id() -> None:
 def test_copies_by_xla_on_cpu_keep_bits(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     # As if an accelerator had a part in the move.
     monkeypatch.setattr(carrying, "HostStaging", staging.DeviceStaging)
+    monkeypatch.setattr(moving, "_SMALL_BYTES", 0)
     data = rare_floats((24, 24), 0).view(dtype)
     before, after = ordered_mesh([2, 0, 1], {"x": 3}), ordered_mesh([0, 3], {"y": 2})
     g = cut(data, before, P("x"))
