@@ -195,9 +195,12 @@ class _Listener:
             try:
                 by = self._get("by", _LOOK_SECONDS)
             except TimeoutError as error:
-                if "DEADLINE" in str(error) and not self.is_closed:
+                if "DEADLINE" not in str(error):
+                    return  # JAX has stopped its service
+                if not self.is_closed:
                     continue
-                return  # or JAX has stopped its service
+                # There are no more: the others need not wait for them.
+                return self._put(self._round, f"calls/{self._me}", [self._calls, []])
             with self._may_call:
                 if self._agree(by):
                     return

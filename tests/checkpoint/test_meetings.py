@@ -77,6 +77,15 @@ def test_number_of_meetings_of_a_save_in_a_run(shared_tmp_path: Path, meetings: 
 
 
 @two_processes
+def test_number_of_meetings_of_a_resume(shared_tmp_path: Path, meetings: Any) -> None:
+    """The numbers are those of docs/cluster.md."""
+    run = Run(shared_tmp_path, every=1)
+    assert meetings(run.resume, tree_of(0)) == 2
+    run.close(1, tree_of(1))
+    assert meetings(Run(shared_tmp_path, every=1).resume, tree_of(0)) == 3
+
+
+@two_processes
 @pytest.mark.parametrize("kind", ["a number", "a NumPy array", "an array on a device"])
 def test_values_that_differ_are_named_before_anything_is_written(
     shared_tmp_path: Path, kind: str

@@ -160,17 +160,28 @@ def test_a_process_without_a_call_is_named(process_pool: Pools) -> None:
 
 
 def end_of_a_thread() -> bool:
-    """Return True if the thread of an object ends after its ``close``."""
-    ending._LOOK_SECONDS = 0.2
+    """Return True if the thread of an object ends after its ``close``, and no other waits for it.
+
+    Process 0 gets a signal after the thread of process 1 has ended.
+    """
+    ending._LOOK_SECONDS, ending._LATE_SECONDS = 0.2, 5
     try:
         waits = Ending()
         waits.check()
         assert waits._listener is not None
-        waits.close()
-        waits._listener._thread.result(50)
+        if jax.process_index() == 1:
+            waits.close()
+            waits._listener._thread.result(50)
+        gda.check_processes_agree(0, name="the thread has ended")
+        if jax.process_index() == 0:
+            kill(TERM)
+            while not waits.check():
+                time.sleep(0.001)
+            waits.close()
+            waits._listener._thread.result(50)
         return True
     finally:
-        ending._LOOK_SECONDS = 60
+        ending._LOOK_SECONDS, ending._LATE_SECONDS = 60, 300
 
 
 def test_the_thread_of_a_closed_object_ends(process_pool: Pools) -> None:

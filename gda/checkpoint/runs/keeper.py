@@ -71,8 +71,10 @@ class Keeper:
     def __post_init__(self) -> None:
         self._removals = _Removals(self.folder)
 
-    def own(self, only: int | None, resumes: bool) -> list[list[Any]]:
-        """Become the owner of the folder, clean it, and return numbers and names of its steps.
+    def own(self, only: int | None, resumes: bool) -> tuple[str, list[tuple[int, str]]]:
+        """Become the owner of the folder, and clean it.
+
+        Returns the id of this program, and numbers and names of the steps.
 
         ``only`` is the one step that may be the newest. Raises ``ValueError`` if a run that does
         not resume would save beside steps, or the folder is itself a checkpoint.
@@ -106,7 +108,7 @@ class Keeper:
                 "may be a copy that is not whole yet, and is left as it is",
                 *(join_some(others), self.folder.url),
             )
-        return [*map(list, (steps | lost).items())]
+        return owner.program, [*(steps | lost).items()]
 
     def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
         """Return the complete steps and Orbax's newest, if this program may go on from them."""

@@ -36,7 +36,7 @@ from gda.checkpoint.step_folders.folder import (
 )
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
-from gda.multihost.agreement import check_same_call, communicates
+from gda.multihost.agreement import agreed_by_all, call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import all_do
@@ -539,20 +539,26 @@ class Run:
         resumes = options is not None
         if self._is_closed:
             self._ending, self._is_closed = self._ending if self.is_ending else None, False
-        agreed = self._compared | {**(options or {}), "resumes": resumes}
-        check_same_call("gda.checkpoint.Run", (), agreed, timeout=self._timeout)
-        what = "the first save" if not resumes else f"resume at step {only}" if only else "resume"
-        self._names = dict(self._told(what, lambda: self._keeper.own(only, resumes)))
-        self._check_is_one_folder()
+        agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
+        found = agreed_by_all(
+            lambda: None,
+            lambda _: call_fields((), agreed),
+            "gda.checkpoint.Run",
+            timeout=self._timeout,
+            decide=lambda _: self._keeper.own(only, resumes),
+            deciding=self._timeout,
+            failed=SaveError,
+            shared=(*_SHARED, DisagreementError),
+        )
+        program, names = found.decision
+        self._names = dict(names)
+        if jax.process_count() > 1:
+            self._check_is_one_folder(program)
         self._hears()
         self._is_owned = True
 
-    def _check_is_one_folder(self) -> None:
+    def _check_is_one_folder(self, program: str) -> None:
         """Raise unless all processes see the file by which process 0 owns the folder."""
-        if jax.process_count() == 1:
-            return
-        mine = self._keeper.owner
-        program = self._told("the owner", lambda: mine and mine.program)
 
         def look() -> bool:
             owner = self._folder.owner()
