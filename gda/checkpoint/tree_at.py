@@ -21,7 +21,7 @@ from gda.storage.orbax_runs.open_orbax import JsonItem, open_item, open_orbax
 from gda.storage.orbax_runs.run_folder import MARKS, METADATA, OrbaxFolder, items_of
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
-from gda.storage.stores.opening import Store, open_store
+from gda.storage.stores.opening import Store, has, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source, name_of
 from gda.trees.per_process import PerProcess
@@ -124,7 +124,7 @@ class ValuesOfProcesses:
 
 def _items_like(like: Any, store: Store) -> dict[str, Any]:
     """Return the children of ``like`` by name, if there are several and all are items of a run."""
-    if _has(store, METADATA):  # with folders of arrays
+    if has(store, METADATA):  # with folders of arrays
         return {}
     children = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda node: node is not like)[0]
     named = {str(name_of(*keys)): child for keys, child in children if keys}
@@ -148,7 +148,7 @@ def _kinds_at(store: Store) -> list[FileKind]:
     if store.is_remote:  # ask for some keys, because a list has all of them
         if _has_manifest(store):
             return [FileKind.CHECKPOINT]
-        return [FileKind.ORBAX] if any(map(partial(_has, store), MARKS)) else []
+        return [FileKind.ORBAX] if any(map(partial(has, store), MARKS)) else []
     try:
         names = store.entries()
     except FileNotFoundError:
@@ -175,11 +175,3 @@ def _has_manifest(store: Store) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return manifest_json.version_in(begin) is not None
-
-
-def _has(store: Store, name: str) -> bool:
-    try:
-        store.head(name, 0)
-    except FileNotFoundError:
-        return False
-    return True

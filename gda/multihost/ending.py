@@ -200,7 +200,8 @@ class _Listener:
                 if not self.is_closed:
                     continue
                 # There are no more: the others need not wait for them.
-                return self._put(self._round, f"calls/{self._me}", [self._calls, []])
+                self._put(self._round, f"calls/{self._me}", [self._calls, []])
+                return
             with self._may_call:
                 if self._agree(by):
                     return

@@ -27,7 +27,7 @@ from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
 from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
-from gda.storage.stores.opening import Store, open_store
+from gda.storage.stores.opening import Store, has, open_store
 
 # Small files of a step. The first is there while it is saved, and in an object store while it is
 # removed; the second has the run and the generation that began it.
@@ -271,12 +271,12 @@ class RunFolder:
         with self._locked() as store:
             self.check_owner(mine)
             self._read(f"{name}/{BEGUN}")  # or raise: a damaged one may be of another run
-            if _has(store, f"{name}/{_HELD}"):
+            if has(store, f"{name}/{_HELD}"):
                 return None
             place = f"{name}/{manifest_json.NAME}"
             manifest = store.read(place, _LARGE) if store.is_remote else b""
             rest = self.take_out(name)
-            if store.is_remote and _has(store, f"{name}/{_HELD}"):  # without a lock: meanwhile
+            if store.is_remote and has(store, f"{name}/{_HELD}"):  # without a lock: meanwhile
                 store.write(place, manifest)
                 store.remove(f"{name}/{UNFINISHED}")
                 return None
@@ -366,11 +366,7 @@ class RunFolder:
 
     def is_checkpoint(self) -> bool:
         """Return True if the folder itself is a checkpoint, of gda or of Orbax."""
-        for name in (manifest_json.NAME, *MARKS):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self.store().head(name, 1)
-                return True
-        return False
+        return any(has(self.store(), name) for name in (manifest_json.NAME, *MARKS))
 
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
@@ -461,7 +457,7 @@ class RunFolder:
             return False
         # By its name, because the list of a network file system may be an old one.
         store = self.store()
-        if not store.is_remote and not _has(store, f"{folder.name}/{UNFINISHED}"):
+        if not store.is_remote and not has(store, f"{folder.name}/{UNFINISHED}"):
             return False
         try:
             begun = self._read(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
@@ -518,14 +514,6 @@ class RunFolder:
             f"because of it. Copy it from a backup; or remove it, and then "
             f"{_WITHOUT.get(name.rpartition('/')[2], 'its folder is not of this run')}"
         )
-
-
-def _has(store: Store, name: str) -> bool:
-    try:
-        store.head(name, 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
 
 
 def _sealed(fields: Mapping[str, Any]) -> bytes:

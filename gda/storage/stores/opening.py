@@ -81,6 +81,15 @@ def _of_text(path: str, timeout: float) -> Store:
     return KvStore(f"{scheme}://{path[match.end() :].removesuffix('/')}/", timeout)
 
 
+def has(store: Store, name: str) -> bool:
+    """Return True if there is a file of this name."""
+    try:
+        store.head(name, 1)  # not 0, for which a web server gets a request that it may not know
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def options_for(store: Store, options: Options, least: int = 2) -> Options:
     """Return the options, with the number of workers for this store if the user gave none."""
     workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, least), 32)
