@@ -172,13 +172,18 @@ def restore(
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
     path = path_of(path, timeout)
-    return _Restore(
+    restore = _Restore(
         path=path,
         store=open_store(path, timeout),
         options=Options(max_workers, max_bytes, progress, read_once=read_once),
         request=Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge),
         timeout=timeout,
-    ).tree()
+    )
+    try:
+        return restore.tree()
+    finally:
+        if not read_once:
+            tells_alone(_NAME, "read_once is False")
 
 
 @dataclass
@@ -222,8 +227,6 @@ class _Restore:
                 self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf, value_of))
             if self.options.read_once:
                 self._compare_calls()
-            else:
-                tells_alone(_NAME, "read_once is False")
             self._read_all(options_for(self.store, self.options))
         except CorruptionError:
             check_not_replaced(self.store, manifest)

@@ -36,6 +36,7 @@ from gda.layout.text import (
 )
 from gda.mesh import Device, is_tracer, processes_of
 from gda.multihost import coordination
+from gda.multihost.background import wait_for_answers
 from gda.multihost.descriptions import (
     STRUCTURE,
     Description,
@@ -44,7 +45,15 @@ from gda.multihost.descriptions import (
     leaf_fields,
     stable_text,
 )
-from gda.multihost.places import Place, introduce, made_alone, of_thread, one_line, post
+from gda.multihost.places import (
+    Place,
+    call_at,
+    introduce,
+    made_alone,
+    of_thread,
+    one_line,
+    post,
+)
 
 if TYPE_CHECKING:
     from gda.multihost.failure_watch import FailureWatch
@@ -302,17 +311,19 @@ def together(
 
 
 def tells_alone(name: str, reason: str) -> None:
-    """Tell those that wait at a call that this process makes it without communication.
+    """Tell those that wait at a call that this process has made it without communication.
 
-    It waits for none. They give up after a moment, unless this process comes as well.
+    They give up after a moment, unless this process comes to it as well.
     """
     service = coordination.service()
     is_main = threading.current_thread() is threading.main_thread()
     if service is not None and is_main and jax.process_count() > 1:
-        made_alone[name] += 1
+        call = call_at(name)
+        made_alone[call] += 1
         what = f"{name} ({user_location()}), which does not communicate: {reason}"
+        place = Place(what, group=call, alone=made_alone[call])
         with suppress(Exception):
-            post(service, Place(what, alone=made_alone[name]))
+            wait_for_answers(lambda: post(service, place))
 
 
 def check_same_call(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+SECONDS_FOR_ANSWERS = 5.0  # of the service
 _LOOK_EVERY = 0.5  # seconds
 
 
@@ -34,6 +35,11 @@ def in_thread(name: str, work: Callable[[], T], after: Future[Any] | None = None
     except RuntimeError:
         run()
     return future
+
+
+def wait_for_answers(work: Callable[[], None]) -> None:
+    """Call the coordination service; raise ``TimeoutError`` if its process is stopped."""
+    in_thread("gda-service", work).result(SECONDS_FOR_ANSWERS)
 
 
 def wait_and_look(future: Future[Any], look: Callable[[], object]) -> None:

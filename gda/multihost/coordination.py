@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -69,18 +71,33 @@ class Service:
 
 
 def service() -> Service | None:
-    """Return the service, or ``None`` if ``jax.distributed.initialize`` has not started it."""
+    """Return the service, or ``None`` if ``jax.distributed.initialize`` has not started it.
+
+    A forked child has none: its calls would not return, and it would post for its parent.
+    """
     try:
         from jax._src import distributed
 
         client = distributed.global_state.client
     except (ImportError, AttributeError):
         return warn_of_moved_service()
-    if client is None:
+    if client is None or client is _of_parent:
         return None
     if not all(hasattr(client, method) for method in _METHODS):
         return warn_of_moved_service()
     return Service(client)
+
+
+_of_parent: Any = None  # the client of the process that forked this one
+
+
+def _forget_client() -> None:
+    global _of_parent
+    if (distributed := sys.modules.get("jax._src.distributed")) is not None:
+        _of_parent = getattr(getattr(distributed, "global_state", None), "client", None)
+
+
+os.register_at_fork(after_in_child=_forget_client)
 
 
 def short_name(value: object) -> str:

@@ -27,9 +27,15 @@ import jax
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.background import in_thread, is_done
+from gda.multihost.background import (
+    SECONDS_FOR_ANSWERS,
+    in_thread,
+    is_done,
+    wait_for_answers,
+)
 from gda.multihost.places import (
     Place,
+    call_at,
     ended,
     made_alone,
     of_thread,
@@ -45,8 +51,7 @@ Decide = Callable[[dict[int, bytes]], bytes]
 END_OF = "end of "
 _SECONDS_AT_EXIT = 5.0
 _BETWEEN_LINES = 60.0  # seconds, about processes that are awaited
-_PATIENCE = 20.0  # seconds, with a process that has made the same call without communication
-_SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
+_PATIENCE = 20.0  # seconds, with a process that has made this call without communication
 
 _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
@@ -126,8 +131,6 @@ def meet(
         header = json.dumps([meeting.number, kind, what]).encode()
         try:
             decision = meeting.hold(header + b"\n" + payload, decide)
-            if threading.current_thread() is threading.main_thread():
-                made_alone.clear()  # all of these processes are in step
             if decision.startswith(b"-"):
                 message, calls = json.loads(decision[1:])
                 raise with_calls(DisagreementError(f"{what}: {message}"), calls)
@@ -145,17 +148,18 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 
 def with_calls(error: ErrorT, calls: Iterable[str]) -> ErrorT:
     """Return an error that ends these calls, in all processes that made them."""
-    error.__dict__["calls"] = {*map(_call_of, calls)}
+    error.__dict__["ended"] = {*map(_call_of, calls)}, time.monotonic()
     return error
 
 
-def has_ended(call: str, error: BaseException | None, earlier: BaseException | None) -> bool:
-    """Return True if an error has ended a call in the other processes too.
+def has_ended(call: str, error: BaseException | None, since: float) -> bool:
+    """Return True if an error has ended a call, begun at ``since``, in the other processes too.
 
-    So has one that was raised while that was handled; ``earlier`` is from before the call.
+    So has one that was raised while that was handled.
     """
-    while error is not None and error is not earlier:
-        if _call_of(call) in error.__dict__.get("calls", ()):
+    while error is not None:
+        calls, at = error.__dict__.get("ended", ((), 0))
+        if _call_of(call) in calls and at > since:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -168,7 +172,7 @@ def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
     """
     if processes[1:] and jax.process_index() in processes:
         meeting = _next_meeting(processes, what, timeout=0)
-        _wait_for_answers(lambda: meeting.refuse(reason))
+        wait_for_answers(lambda: meeting.refuse(reason))
 
 
 def forget() -> None:
@@ -243,7 +247,7 @@ class _Meeting:
 
     def hold(self, entry: bytes, decide: Decide) -> bytes:
         """Return the decision; give up a moment after the timeout, also if process 0 is stopped."""
-        limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
+        limit = time.monotonic() + self.timeout + SECONDS_FOR_ANSWERS
         have_come = threading.Event()
 
         def answer(future: Future[T]) -> T:
@@ -258,12 +262,12 @@ class _Meeting:
 
         # Few meetings last until a second thread starts, which looks while the first one waits.
         coming = in_thread("gda-meeting", lambda: self._come(entry, have_come))
-        next_line, end_of_patience = time.monotonic() + _BETWEEN_LINES, math.inf
+        next_line, overtaken_since = time.monotonic() + _BETWEEN_LINES, math.inf
+        call = call_at(_call_of(self.what))  # in this thread
         while not is_done(coming):
-            is_overtaken = answer(in_thread("gda-look", lambda: self._look(coming)))
-            latest = time.monotonic() + _PATIENCE if is_overtaken else math.inf
-            end_of_patience = min(end_of_patience, latest)
-            if time.monotonic() > end_of_patience:
+            is_overtaken = answer(in_thread("gda-look", lambda: self._look(coming, call)))
+            overtaken_since = min(overtaken_since, time.monotonic()) if is_overtaken else math.inf
+            if time.monotonic() - overtaken_since > _PATIENCE:
                 raise answer(in_thread("gda-look", lambda: self._failed(self._overtaken)))
             if time.monotonic() > next_line:
                 next_line += _BETWEEN_LINES
@@ -273,7 +277,7 @@ class _Meeting:
             return heard
         # In this thread, or the decision would go on, unseen, after Ctrl-C here.
         decision = _decided(heard, decide)
-        limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
+        limit = time.monotonic() + self.timeout + SECONDS_FOR_ANSWERS
         answer(in_thread("gda-meeting", lambda: self._tell(decision)))
         return decision
 
@@ -289,21 +293,26 @@ class _Meeting:
             return b""
         return service.get(self._key(f"{number}/decision"), self.timeout + self.deciding)
 
-    def _look(self, coming: Future[bytes]) -> bool:
-        """Raise the error of this meeting if it will not take place; True if it seems so."""
+    def _look(self, coming: Future[bytes], call: str) -> bool:
+        """Raise the error of this meeting if it will not take place.
+
+        Return True if a process has passed this ``call`` without communication.
+        """
         if failure := self._failure_heard():
             raise failure
         # The first process looks at all and the others at the first, to ask little of the service.
         me, first = jax.process_index(), self.processes[0]
         found = places(self.service, None if me == first else first)
         # A process may end, or go on to another meeting, when this one has taken place.
-        if (describe := self._failure_seen(found)) and not is_done(coming):
+        if (describe := self._failure_seen(found)) and not is_done(coming) and not self._is_told():
             raise self._failed(describe)
-        call, others = (
-            _call_of(self.what),
-            [found[each] for each in self.processes if each in found],
-        )
-        return any(_call_of(o.what) == call and o.alone > made_alone[call] for o in others)
+        others = [found[each] for each in self.processes if each in found]
+        return any(each.group == call and each.alone > made_alone[call] for each in others)
+
+    def _is_told(self) -> bool:
+        """Return True if the decision is there, which a process under load gets late."""
+        folder = self._key(f"{self.number}/")
+        return f"{folder}decision" in self.service.list(folder)
 
     def _log_late(self) -> None:
         """Log which processes are awaited, in the first of those that wait."""
@@ -482,11 +491,6 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
         service.barrier(f"{_FOLDER}/{group}/{number}", 0.001, [jax.process_index()])
 
 
-def _wait_for_answers(work: Callable[[], None]) -> None:
-    """Call the service; raise ``TimeoutError`` if it does not answer: its process is stopped."""
-    in_thread("gda-refusal", work).result(_SECONDS_FOR_ANSWERS)
-
-
 def refuse_all(service: coordination.Service) -> None:
     """Tell the others that this process ends; process 0 waits a moment for them to hear it."""
 
@@ -498,7 +502,7 @@ def refuse_all(service: coordination.Service) -> None:
             _release(service, _group_of(thread, processes), number + 1)
 
     with contextlib.suppress(Exception):
-        _wait_for_answers(post_and_release)
+        wait_for_answers(post_and_release)
         if jax.process_index() == 0:
             limit, others = time.monotonic() + _SECONDS_AT_EXIT, range(1, jax.process_count())
             found = places(service)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import jax
 
+from gda.layout.boundary import frame_of_caller
 from gda.layout.text import MOST_CHARACTERS
 from gda.multihost import coordination
 from gda.multihost.coordination import Service
@@ -34,14 +35,14 @@ class _OfThread(threading.local):
 
 
 of_thread = _OfThread()
-# The calls by name, and how many of them this process has made without communication.
+# By ``call_at``: how many calls this process has made there without communication.
 made_alone: Counter[str] = Counter()
 
 
 class Place(NamedTuple):
     """The last place of a process, with its meeting, if that has not failed, and its machine.
 
-    At a call without communication, ``alone`` counts those by that name.
+    After a call without communication, ``alone`` counts those at ``group``, its ``call_at``.
     """
 
     what: str
@@ -68,6 +69,19 @@ def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
     fields |= {"processes": "all" if are_all else place.processes}  # they may be many
     key = f"{_FOLDER}/{jax.process_index()}/at"
     service.put(key, json.dumps(fields).encode(), overwrite=overwrite)
+
+
+def call_at(name: str) -> str:
+    """Return a key for a call and the lines of the program that lead to it.
+
+    A process that has made a call there has passed it, and one that has made the same call on
+    another line may still come.
+    """
+    lines, (frame, _) = [], frame_of_caller()
+    while frame is not None:
+        lines.append((os.path.basename(frame.f_code.co_filename), frame.f_lineno))
+        frame = frame.f_back
+    return coordination.short_name((name, lines))
 
 
 def places(service: Service, process: int | None = None) -> dict[int, Place]:

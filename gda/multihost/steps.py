@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import sys
+import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -82,14 +82,14 @@ def all_do(
         deciding=deciding,
         processes=processes,
     )
-    earlier = sys.exception()
+    begun = time.monotonic()
     try:
         mine = work()
         entry = json.dumps({"done": share(mine)}).encode()
     except BaseException as error:
         # The others must hear of it before this process ends; their answer does not matter here.
         # They do not come if the work met them, and that ended this step.
-        if not has_ended(what, error, earlier):
+        if not has_ended(what, error, begun):
             with contextlib.suppress(Exception):
                 bring(json.dumps(_failure(error)).encode())
         raise

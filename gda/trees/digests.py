@@ -90,11 +90,11 @@ def fingerprint(tree: Any) -> Any:
         ]
         check_same_call(_NAME, jax.tree.unflatten(structure, layouts), {})
         wait_for_arrays(_NAME, [results[number] for number in shared])
-    elif not is_one:
-        tells_alone(_NAME, "all arrays of the tree are of this process alone")
     with_grids = [(results[number], grid_of_leaf(leaves[number])) for number in arrays]
     for number, digest in zip(arrays, fingerprints_of(with_grids, _NAME), strict=True):
         results[number] = digest
+    if not is_joint and not is_one:
+        tells_alone(_NAME, "all arrays of the tree are of this process alone")
     return jax.tree.unflatten(structure, results)
 
 

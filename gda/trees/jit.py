@@ -232,9 +232,10 @@ def constrain(
         return result
     from gda.trees.resharding import Moving, moved_together  # here: a jitted function moves nothing
 
+    moved = moved_together(result, "reshard")
     if not any(are_traced) and not any(isinstance(leaf, Moving) for leaf in leaves):
         tells_alone("reshard", "no array of the tree is to move")
-    return moved_together(result, "reshard")
+    return moved
 
 
 def _plain(tree: Any) -> Any:

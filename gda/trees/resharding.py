@@ -98,8 +98,6 @@ def reshard_tree(
     named = mesh_named_by(mesh)
     others = range(jax.process_count()) if named is None else processes_of(named).numbers
     moved = reshard_all(moving, _NAME, max_bytes, donate, [*copies], others)
-    if named is not None and others == (jax.process_index(),) and all(e.is_local for e in arrays):
-        tells_alone(_NAME, "arrays and mesh are of this process alone")
     with checking_agreement(False):  # they were compared
         placed = [_placed(each) for each in copies]
     if donate:
@@ -111,6 +109,8 @@ def reshard_tree(
         leaf if each is None else _contained_like(leaf, array_of_each[each], each.target.is_padded)
         for leaf, each in zip(leaves, relayouts, strict=True)
     ]
+    if named is not None and others == (jax.process_index(),) and all(e.is_local for e in arrays):
+        tells_alone(_NAME, "arrays and mesh are of this process alone")
     return jax.tree.unflatten(structure, results)
 
 

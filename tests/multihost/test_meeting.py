@@ -1,16 +1,22 @@
 """Meetings: all bring a payload, one decides, all hear the decision or the names of late ones."""
 
+import contextlib
 import json
+import os
 import threading
+import time
+import warnings
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from running import wait_for
 
 import gda
 from gda.multihost import coordination, meeting, places
+from gda.multihost.agreement import tells_alone
 from gda.multihost.meeting import meet
 
 
@@ -177,3 +183,68 @@ def test_without_the_service_a_meeting_says_what_to_call(monkeypatch: pytest.Mon
     monkeypatch.setattr(coordination, "service", lambda: None)
     with pytest.raises(RuntimeError, match=r"2 processes, .* Call gda.launch.initialize\(\)"):
         meet(b"", join, kind="test", what="here", timeout=50)
+
+
+# Calls of one process without communication.
+
+
+def local_tree() -> dict[str, jax.Array]:
+    return {"a": jax.device_put(np.arange(4.0), jax.local_devices()[0])}
+
+
+def shared_tree() -> dict[str, jax.Array]:
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    return gda.load_tree({"a": np.arange(8.0)}, NamedSharding(mesh, PartitionSpec("x")))
+
+
+@pytest.mark.processes(4, devices=2)
+def test_process_that_made_a_call_alone_may_come_to_it_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting, "_PATIENCE", 0.5)
+    me, tree = jax.process_index(), shared_tree()
+    if me == 1:
+        gda.fingerprint(local_tree())
+        time.sleep(3)
+    gda.fingerprint(tree)
+    # As many calls alone at one line are none that the others have missed.
+    for turn in range(4):
+        if turn == 3 and me < 2:  # some are further than others
+            meet(b"", join, kind="test", what="some", timeout=50, processes=(0, 1))
+        elif turn == 3:
+            time.sleep(3)
+        gda.fingerprint(tree if turn == 3 else local_tree())
+
+
+@pytest.mark.processes(2, devices=4)
+def test_process_that_made_the_same_call_alone_is_not_awaited(
+    monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
+) -> None:
+    monkeypatch.setattr(meeting, "_PATIENCE", 0.5)
+    is_me, tree = jax.process_index() == 1, shared_tree()
+    over = shared_tmp_path / "over"
+    if not is_me:
+        gda.fingerprint(local_tree())  # at another line
+    with contextlib.nullcontext() if is_me else pytest.raises(gda.LateProcessError) as caught:
+        gda.fingerprint(local_tree() if is_me else tree)
+    if is_me:
+        wait_for([over])
+    else:
+        assert "process 1 was last at gda.fingerprint" in str(caught.value)
+        over.touch()
+    meet(b"", join, kind="test", what="in step again", timeout=50)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_forked_child_does_not_speak_for_its_parent() -> None:
+    meet(b"", join, kind="test", what="before", timeout=50)
+    if jax.process_index() == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads in a process that forks
+            child = os.fork()
+        if not child:
+            tells_alone("a call", "it is of a child")
+            os._exit(0 if coordination.service() is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        time.sleep(2)  # the other looks at this process
+    meet(b"", join, kind="test", what="after", timeout=50)

@@ -87,6 +87,19 @@ def test_a_failure_is_not_hidden_by_others_that_are_elsewhere() -> None:
             done(what="another step")
 
 
+@pytest.mark.processes(2, devices=4)
+def test_error_that_ended_an_earlier_step_is_told_in_a_later_one() -> None:
+    with pytest.raises(gda.DisagreementError, match="at different places") as caught:
+        done(kind="mine" if is_me() else "other")
+
+    def fail() -> None:
+        raise caught.value
+
+    with pytest.raises(gda.DisagreementError, match="at different places") as later:
+        done(work=fail if is_me() else lambda: 0)
+    assert is_me() or str(later.value).startswith("a step: process 1 failed")
+
+
 def test_alone_there_is_no_other_to_wait_for() -> None:
     assert done(decide=lambda parts: parts[0]) == Done(0, 0, [0])
     with pytest.raises(FileExistsError):
