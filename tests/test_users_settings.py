@@ -49,6 +49,9 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: (np.asarray(gda.storage.lazy(g).T[1:]), np.asarray(gda.storage.lazy(g.array))),
     lambda g, p: saved({"nibbles": NIBBLES, "keys": KEYS, "p": p}),
     lambda g, p: gda.GlobalArray.from_source(KEYS, MESH, P("y")),
+    # On CPU only these are copied to the host, as all are on accelerators.
+    lambda g, p: gda.load_tree([NIBBLES, gda.storage.lazy(NIBBLES)[1:]], MESH, P(None, "y")),
+    lambda g, p: pulled({"nibbles": NIBBLES}),
     lambda g, p: gda.GlobalArray.from_callback((), MESH, P(), lambda _: WEAK),
 ]
 
@@ -57,6 +60,11 @@ def saved(tree: Any) -> object:
     with tempfile.TemporaryDirectory() as folder:
         gda.checkpoint.save(folder, tree)
         return gda.checkpoint.restore(folder, mesh=MESH, specs=P())
+
+
+def pulled(tree: Any) -> object:
+    with gda.offer(tree) as offer:
+        return gda.pull(offer.address, like=tree)
 
 
 def large() -> gda.GlobalArray:

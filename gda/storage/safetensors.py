@@ -103,6 +103,14 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
             raise KeyError(f"the files have no tensor {name!r}{near_name(name, self._tensors)}")
         return self._tensors[name]
 
+    # Without these two, each question after a missing name looks for a near one.
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a tensor, or ``default`` if there is none of this name."""
+        return self._tensors.get(name, default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 

@@ -255,17 +255,18 @@ class _Shards(Source):
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         index = bounded(index, self.shape)
-        parts = [
-            (common, _elements(data, within(common, start_of(box))))
-            for box, data in self._blocks
-            if (common := common_box(index, box)) is not None
-        ]
-        if len(parts) == 1:
-            return parts[0][1]
-        out = empty(self.dtype)
-        for box, part in parts:
-            out[within(box, start_of(index))] = part
-        return out
+        with jax.transfer_guard("allow"), jax.enable_x64(True):  # for the indices of elements
+            parts = [
+                (common, _elements(data, within(common, start_of(box))))
+                for box, data in self._blocks
+                if (common := common_box(index, box)) is not None
+            ]
+            if len(parts) == 1:
+                return parts[0][1]
+            out = empty(self.dtype)
+            for box, part in parts:
+                out[within(box, start_of(index))] = part
+            return out
 
 
 def _elements(block: jax.Array, index: Index) -> Any:
@@ -275,7 +276,7 @@ def _elements(block: jax.Array, index: Index) -> Any:
         return np.asarray(apart(block))[(*index, ...)]  # with the dots, also of a scalar a view
     if sizes_of(index) == block.shape:
         return block
-    with computing_on(block), jax.transfer_guard("allow"), jax.enable_x64(True):  # for the index
+    with computing_on(block):
         return block[index]
 
 

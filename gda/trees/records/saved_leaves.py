@@ -217,7 +217,8 @@ def _kept(block: Block) -> BlockData:
         return np.array(data)
     assert isinstance(data, jax.Array)
     copy = pinned(data)
-    return np.asarray(apart(data)) if copy is None else copy
+    with own_settings():
+        return np.asarray(apart(data)) if copy is None else copy
 
 
 def values_of(
