@@ -51,7 +51,7 @@ class Contents(Report):
         that are no checkpoint.
       leaves: the leaves of the tree; ``leaf.array`` and ``piece.array`` are indices of ``arrays``.
       arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has its own.
-      nbytes: bytes of all arrays together.
+      nbytes: bytes of all arrays together; leaves that are tied to one array count once.
       about: date of the save, versions of gda and JAX, and number of processes; of safetensors
         files, the texts of their ``metadata``.
       kind: ``'checkpoint'``, ``'safetensors'`` or ``'orbax'``.
@@ -245,7 +245,7 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
         data=os.path.abspath(data) if isinstance(store, FileStore) else data,
         leaves=manifest.leaves,
         arrays=manifest.arrays,
-        nbytes=sum(leaf.nbytes for leaf in manifest.array_leaves),
+        nbytes=manifest.nbytes,
         about=manifest.about,
     )
 

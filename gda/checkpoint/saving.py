@@ -50,7 +50,7 @@ from gda.storage.stores.errors import (
     SaveError,
 )
 from gda.storage.stores.opening import Store, open_store
-from gda.trees.records.recorded_tree import ValueLeaf, flatten
+from gda.trees.records.recorded_tree import Path, ValueLeaf, flatten
 from gda.trees.records.saved_leaves import (
     GivenLeaf,
     SavedLeaf,
@@ -59,6 +59,7 @@ from gda.trees.records.saved_leaves import (
     given_leaves,
     values_of,
     with_blocks,
+    without_ties,
 )
 
 MAX_BYTES = 64 * 2**20
@@ -265,6 +266,7 @@ class Save:
     nbytes: int  # after commit(), in process 0: of all chunks, written and linked
     _structure: Any  # of the tree, as JSON
     _given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # its leaves, until take()
+    _numbers: dict[Path, int]  # of each leaf among these, which have tied ones once
     _has_large: bool  # True if one is not packed
     _writer: Writer  # after begin()
     _looks: bool  # after begin(): True to look if all processes see the folder
@@ -320,14 +322,18 @@ class Save:
 
         def work() -> None:
             self._structure, leaves = flatten(tree)
-            self._given = given_leaves(leaves, self._options)
+            given = given_leaves(leaves, self._options)
+            self._given, numbers = without_ties(leaves, given)
+            self._numbers = dict(zip((path for path, _ in leaves), numbers, strict=True))
             self._has_large = any(
                 isinstance(each, GivenLeaf) and not is_packed(each.record) for each in self._given
             )
 
         def outcome(_: None) -> Description:
             values = values_of(self._given)
-            return call_fields(tree, arguments) | {(p, "value"): text for p, text in values.items()}
+            tied = len(self._given) < len(self._numbers)
+            told = {**arguments, "tied arrays": [*self._numbers.values()]} if tied else arguments
+            return call_fields(tree, told) | {(p, "value"): text for p, text in values.items()}
 
         def share(_: None) -> dict[str, Any]:
             compares = any(isinstance(x, GivenLeaf) and x.is_on_own_device for x in self._given)
@@ -505,7 +511,10 @@ class Save:
         manifest = Manifest(
             data=self.claim.data,
             arrays=arrays,
-            leaves=leaves,
+            leaves=tuple(
+                leaf if (leaf := leaves[number]).path == path else replace(leaf, path=path)
+                for path, number in self._numbers.items()
+            ),
             structure=self._structure,
             about=_about(),
         )

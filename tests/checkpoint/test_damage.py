@@ -447,9 +447,11 @@ HOSTILE = [
     *[without("leaves", 0, key) for key in ("path", "kind", "shape")],
     lambda body: leaf_at(body, "w").pop("array"),
     lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 2),
-    lambda body: (
-        body["leaves"].append({**leaf_at(body, "w"), "path": ["again"]}),
-        body["structure"]["dict"].append(["again", len(body["leaves"]) - 1]),
+    lambda body: (  # not tied: keys are made for each leaf
+        body["leaves"].extend({**leaf_at(body, "key"), "path": [f"{n}"]} for n in range(10**4)),
+        body["structure"]["dict"].extend(
+            [f"{n}", len(body["leaves"]) - 10**4 + n] for n in range(10**4)
+        ),
     ),
     lambda body: body["arrays"].append(array_named(body)),
     lambda body: (

@@ -21,7 +21,14 @@ from gda.layout.boundary import set_module
 from gda.layout.indices import Tiling, shape_at
 from gda.layout.spec import Index, Shape
 from gda.storage.stores import checksums
-from gda.trees.records.recorded_tree import PerProcessLeaf, Piece, RecordedTree
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    PerProcessLeaf,
+    Piece,
+    RecordedTree,
+    may_be_tied,
+)
 
 # Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.
 _AS_INTEGERS = {
@@ -219,6 +226,21 @@ class Manifest(RecordedTree):
     def file_of(self, leaf: PerProcessLeaf, process: int) -> str:
         """Return the name of the file of a process."""
         return f"{self.data}/{leaf.name}.{process}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays; leaves that are tied to one array count once."""
+        places = {self.place_of(x) or x.path: x.nbytes for x in self.array_leaves}
+        return sum(places.values())
+
+    def place_of(self, leaf: Leaf) -> Any:
+        """Return the place of an array in the files, which tied leaves share.
+
+        ``None`` of leaves that are never tied: values, numbers, keys and arrays without elements.
+        """
+        if isinstance(leaf, ArrayLeaf) and leaf.nbytes and may_be_tied(leaf):
+            return leaf.array, leaf.pieces
+        return None
 
     @property
     def nbytes_of_chunks(self) -> int:

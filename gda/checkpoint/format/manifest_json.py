@@ -257,7 +257,7 @@ def _manifest(body: Any) -> Manifest:
         if isinstance(leaf, ArrayLeaf):
             _check_stored(f".leaves[{number}]", leaf, manifest.arrays)
     nbytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in manifest.arrays)
-    if sum(leaf.nbytes for leaf in manifest.array_leaves) > nbytes:
+    if manifest.nbytes > nbytes:
         raise _Invalid(": its leaves are larger than its arrays")
     if len({len(leaf.files) for leaf in manifest.per_process}) > 1:
         raise _Invalid(": two leaves have the files of different numbers of processes")

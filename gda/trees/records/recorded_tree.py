@@ -167,9 +167,17 @@ class RecordedTree:
     def array_leaves(self) -> list[ArrayLeaf]:
         return [leaf for leaf in self.leaves if isinstance(leaf, ArrayLeaf)]
 
+    def place_of(self, leaf: Leaf) -> Any:
+        """Return the place of an array in files, which tied leaves share; ``None`` in an offer."""
+
     def leaves_at(self, at: Path) -> dict[Path, Leaf]:
         """Return the leaves of a subtree, by their paths in the whole tree."""
         return {leaf.path: leaf for leaf in self.leaves if leaf.path[: len(at)] == at}
+
+
+def may_be_tied(record: ArrayLeaf) -> bool:
+    """Return False for keys and numbers, which a reader makes anew for each leaf."""
+    return record.key_impl is None and record.kind != "number"
 
 
 # PRNG keys.

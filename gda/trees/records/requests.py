@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -51,6 +52,8 @@ from gda.trees.records.recorded_tree import (
     saved_type,
     unflatten,
 )
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -116,7 +119,7 @@ class RequestedTree:
     ) -> None:
         self._request, self._structure, self.difference = request, tree.structure, difference
         self._leaves, self._definition = leaves, definition  # that of ``like``, if there is one
-        self.arrivals = [leaf for leaf in leaves if isinstance(leaf, Arrival)]
+        self.arrivals = [*dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Arrival))]
         self.per_process = [leaf for leaf in leaves if isinstance(leaf, PerProcessLeaf)]
         self.values: dict[Path, PerProcess] = {}
 
@@ -181,6 +184,7 @@ def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | A
     """
     at, (name, places, problems) = request.at, _layouts_given(request, tree)
     results: list[Arrival | Any] = []
+    made: dict[Any, Arrival] = {}
     unfit: list[tuple[Path, str]] = []
     lacking: list[str] = []
     for leaf in tree.leaves:
@@ -197,7 +201,9 @@ def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | A
             elif name and leaf.path not in places:
                 lacking.append(format_path(leaf.path))
             else:
-                results.append(_arrival_at(leaf, places.get(leaf.path), request.pad))
+                place = places.get(leaf.path)
+                make = partial(_arrival_at, leaf, place, request.pad)
+                results.append(_tied(made, tree.place_of(leaf), (leaf.kind, place), make))
         except (ValueError, TypeError) as error:
             unfit.append((leaf.path, str(error)))
     problems += [f"{name} has nothing for {join_some(lacking)}"] if lacking else []
@@ -205,6 +211,15 @@ def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | A
     if problems:
         raise ValueError(f"{tree.what} does not fit{name and ' ' + name}: {join_some(problems)}")
     return results
+
+
+def _tied(made: dict[Any, T], place: Any, key: Any, make: Callable[[], T]) -> T:
+    """Return what ``make`` returns; the same for leaves of one place in files and of one key."""
+    if place is None:
+        return make()
+    if (place, key) not in made:
+        made[place, key] = make()
+    return made[place, key]
 
 
 def _of_as_many(request: Request, leaf: PerProcessLeaf) -> PerProcessLeaf:
@@ -260,13 +275,17 @@ def _requested_like(request: Request, tree: RecordedTree) -> RequestedTree:
     if surplus and not keeps_missing:
         raise ValueError(f"{tree.what} does not fit {name}: {surplus[0]}")
     results: list[Arrival | Any] = []
+    made: dict[Any, Any] = {}
     problems: list[tuple[Path, str]] = []
     for path, (_, like) in zip(paths, wanted, strict=True):
         try:
             if path not in recorded:
                 results.append(_kept_leaf(like))
                 continue
-            results.append(_leaf_like(request, tree, recorded[path], like, places.get(at + path)))
+            place, leaf = places.get(at + path), recorded[path]
+            make = partial(_leaf_like, request, tree, leaf, like, place)
+            key = id(held_by(like)), type(like), place
+            results.append(_tied(made, tree.place_of(leaf), key, make))
         except (ValueError, TypeError) as error:
             problems.append((at + path, str(error)))
     if problems:

@@ -42,6 +42,7 @@ from gda.trees.records.recorded_tree import (
     PerProcessLeaf,
     ValueLeaf,
     format_path,
+    may_be_tied,
     noting_path,
 )
 from gda.trees.written_blocks import WrittenArray, written_arrays
@@ -158,6 +159,27 @@ def given_leaves(
             else:
                 given.append(_given(path, leaf))
     return given
+
+
+def without_ties(
+    leaves: Sequence[tuple[Path, Any]], given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]
+) -> tuple[list[GivenLeaf | ValueLeaf | SavedPerProcess], list[int]]:
+    """Return the given leaves without arrays that came before, and the number there of each leaf.
+
+    Tied leaves are the same array object, as an embedding that is the output layer too.
+    """
+    rest: list[GivenLeaf | ValueLeaf | SavedPerProcess] = []
+    first: dict[Any, int] = {}
+    numbers = []
+    for (path, leaf), each in zip(leaves, given, strict=True):
+        key: Any = path
+        if isinstance(each, GivenLeaf) and may_be_tied(each.record):
+            # Of a container, the shape is without padding.
+            key = id(held_by(leaf)), each.record.kind, each.record.shape
+        numbers.append(first.setdefault(key, len(rest)))
+        if numbers[-1] == len(rest):
+            rest.append(each)
+    return rest, numbers
 
 
 def with_blocks(
