@@ -128,9 +128,9 @@ class Contents(Report):
         leaves = counted(len(self.leaves), "leaf", "leaves")
         shared = self.shared_nbytes
         links = f" ({format_bytes(shared)} in files with several hard links)" if shared else ""
-        total = "; ".join(
-            filter(None, [f"{leaves}, {format_bytes(self.nbytes)}{links}", about[:200]])
-        )
+        each = sum(leaf.nbytes for leaf in self.leaves if isinstance(leaf, ArrayLeaf))
+        links += ", tied leaves once" * (each > self.nbytes)
+        total = f"{leaves}, {format_bytes(self.nbytes)}{links}{'; ' * bool(about)}{about:.200}"
         kind = FileKind[self.kind.upper()].value
         return [total, f"zarr arrays: {self.data}" if self.data else f"{kind}: {self.path}"]
 

@@ -33,7 +33,7 @@ the function of --map:
   Numbers become arrays in safetensors files.
 
 the function of --merge:
-  FUNCTION(values, 1) takes the values of a PerProcess, one for each process that
+  FUNCTION(values, 1) takes the values of a PerProcess, one of each process that
   saved it, and returns a list of one value.
 
 examples:

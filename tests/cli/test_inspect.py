@@ -17,7 +17,7 @@ W = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 def test_leaves_of_equal_layers_share_a_row(run: Run, tmp_path: Path) -> None:
-    layers = [{"w": W, "b": W[0]} for _ in range(3)]
+    layers = [{"w": W + i, "b": W[0]} for i in range(3)]
     gda.checkpoint.save(tmp_path / "run", {"layers": layers, "z": W, "step": 7})
     lines = run.printed("inspect", tmp_path / "run").splitlines()
     assert [line.split() for line in lines[:-2]] == [
@@ -28,6 +28,12 @@ def test_leaves_of_equal_layers_share_a_row(run: Run, tmp_path: Path) -> None:
     ]
     assert lines[-2].startswith("8 leaves, 152 B; gda ")
     assert len(gda.checkpoint.inspect(tmp_path / "run").rows) == 8  # each leaf in Python
+
+
+def test_tied_leaves_count_once(run: Run, tmp_path: Path) -> None:
+    gda.checkpoint.save(tmp_path / "run", {"embed": W, "head": W})
+    total = run.printed("inspect", tmp_path / "run").splitlines()[-2]
+    assert total.startswith("2 leaves, 32 B, tied leaves once; gda ")
 
 
 def test_safetensors_files(run: Run, tmp_path: Path) -> None:
