@@ -21,7 +21,6 @@ from gda.checkpoint.runs.keeping import Keeping
 from gda.checkpoint.saving import Save
 from gda.checkpoint.step_folders.folder import (
     BEGUN,
-    METRICS,
     UNFINISHED,
     Owner,
     Rollbacks,
@@ -90,19 +89,18 @@ class Keeper:
             if each.is_complete and UNFINISHED in each.files:  # of a program that was killed
                 self.folder.finish(each.name, owner)
         rest = {
-            number: each
+            number: each.name
             for number, each in there.items()
             if each.is_without_manifest and number not in steps and each.name not in left
         }
-        # A file that is late, or lost: a resume waits for it, and sets the step aside. A first file
-        # alone is neither, unless the list is an old one.
+        # A file that is late, or lost: a resume waits for it, and sets the step aside.
         lost = {
-            number: each.name
-            for number, each in rest.items()
+            number: name
+            for number, name in rest.items()
             if resumes and only is None and number > max(steps, default=-1)
-            if each.has_data or UNFINISHED in each.files
+            if there[number].files - {LOCK} != {BEGUN}  # alone, it may be the first file of a copy
         }
-        if others := [each.name for number, each in rest.items() if number not in lost]:
+        if others := [name for number, name in rest.items() if number not in lost]:
             log.warning(
                 "%s of %s has no manifest, and this run did not begin to save or to remove it: it "
                 "may be a copy that is not whole yet, and is left as it is",
@@ -278,8 +276,7 @@ class Keeper:
                 "run.resume(state), or move it elsewhere"
             )
         is_remote = self.folder.store().is_remote
-        is_nothing = there.files <= {UNFINISHED, BEGUN, METRICS, LOCK}
-        is_left = is_nothing or self.folder.is_left_over(there, owner)
+        is_left = there.is_nothing or self.folder.is_left_over(there, owner)
         if is_left or (is_remote and there.is_set_aside):
             self._removals.remove([self.folder.take_out(there.name)], owner)
             self._removals.wait_for(there.name)

@@ -427,16 +427,18 @@ class Run:
         before, self._unfinished = self._unfinished, "rollback"
         self._finish()
         what = f"rollback to step {number} if the newest is {expected}"
-        if not self._told(what, lambda: self._keeper.roll_back(number, expected)):
-            self._unfinished = before
-            return False
-        self._list()
-        return True
+        is_done = bool(self._told(what, lambda: self._keeper.roll_back(number, expected)))
+        self._unfinished = self._unfinished if is_done else before
+        return is_done
 
     @public
     def steps(self) -> list[int]:
         """Return the complete steps, ascending, as they are in the folder now."""
-        self._list()
+
+        def work() -> list[Any]:
+            return [[number, each.name] for number, each in self._folder.complete().items()]
+
+        self._names = dict(self._told("the list of steps", work))
         return sorted(self._names)
 
     @public
@@ -502,9 +504,13 @@ class Run:
 
     def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what ``work`` returns in process 0, when all have come to the same call."""
+        return self._together(what, None, lambda _: work())
+
+    def _together(self, what: str, brings: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
+        """Return the decision of process 0 on what all bring."""
         return all_do(
-            lambda: None,
-            decide=lambda _: work(),
+            lambda: brings,
+            decide=decide,
             what=f"{what}, of the run {self._folder.url}",
             timeout=self._timeout,
             failed=SaveError,
@@ -515,12 +521,6 @@ class Run:
         """Return what ``work`` returns in process 0 for a complete step."""
         number = checked_step(step)
         return self._told(f"step {number}", lambda: work(number))
-
-    def _list(self) -> None:
-        def work() -> list[Any]:
-            return [[number, each.name] for number, each in self._folder.complete().items()]
-
-        self._names = dict(self._told("the list of steps", work))
 
     def _own_if_new(self) -> None:
         if self._unfinished:
@@ -619,7 +619,7 @@ class Run:
         left = self._hears().since + self._grace - time.monotonic()
 
         def decide(have_failed: list[bool]) -> tuple[bool, Any]:
-            failed = running and self._failed_in(dict(enumerate(have_failed)), running.number)
+            failed = running and self._failed_in(running, dict(enumerate(have_failed)))
             if failed and not logs_errors:
                 return False, {"failed": failed}
             before = running.before if running and failed and not failed[1] else self._newest
@@ -680,15 +680,8 @@ class Run:
         if (running := self._running) is None:
             return
         failure = self._failure_of_running()
-        has_failed = all_do(
-            lambda: failure is not None,
-            decide=lambda parts: self._failed_in(parts, running.number),
-            what=f"end of the save of step {running.number}, of the run {self._folder.url}",
-            timeout=self._timeout,
-            failed=SaveError,
-            shared=_SHARED,
-        ).decision
-        self._hear_end(has_failed, failure, logs_errors)
+        what, decide = f"end of the save of step {running.number}", bind(self._failed_in, running)
+        self._hear_end(self._together(what, failure is not None, decide), failure, logs_errors)
 
     def _hear_end(
         self,
@@ -715,7 +708,9 @@ class Run:
             "step %d of %s was not saved; the training goes on", running.number, self._folder.url
         )
 
-    def _failed_in(self, parts: dict[int, bool], number: int) -> tuple[list[int], bool] | None:
+    def _failed_in(
+        self, running: _Running, parts: dict[int, bool]
+    ) -> tuple[list[int], bool] | None:
         """Return the processes in which a save failed, and True if its step is complete.
 
         Raises if another program is the reason.
@@ -725,7 +720,7 @@ class Run:
         if failed and self._keeper.owner is not None:
             with suppress(OSError, ValueError):  # a store that fails is perhaps the reason
                 self._folder.check_owner(self._keeper.owner)
-                is_complete = self._keeper.failed(number)
+                is_complete = self._keeper.failed(running.number)
         return (failed, is_complete) if failed else None
 
     # The end.

@@ -25,7 +25,7 @@ from gda.checkpoint.step_folders.rules import best_first
 from gda.layout.text import format_numbers
 from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
 from gda.storage.stores.checksums import size_and_crc
-from gda.storage.stores.directory import FileStore
+from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, has, open_store
 
@@ -85,16 +85,14 @@ class Owner:
     @classmethod
     def next_after(cls, before: Owner | None, best: tuple[str, bool] | None) -> Owner:
         """Return the owner that this program becomes."""
-        return cls(
-            run=before.run if before else uuid.uuid4().hex,
-            generation=before.generation + 1 if before else 1,
+        former = before or cls(uuid.uuid4().hex, 0, "", "", "")
+        return replace(
+            former,
+            generation=former.generation + 1,
             program=uuid.uuid4().hex,
             since=_now(),
             where=f"{socket.gethostname()}, process id {os.getpid()}",
-            ends=before.ends if before else None,
-            best=best or (before.best if before else None),
-            rolled_back=before.rolled_back if before else (),
-            steps=before.steps if before else (),
+            best=best or former.best,
         )
 
 
@@ -119,14 +117,15 @@ class StepFolder(NamedTuple):
         return BEGUN in self.files
 
     @property
-    def has_data(self) -> bool:
-        return any(map(manifest_json.DATA_PATTERN.fullmatch, self.files))
-
-    @property
     def is_without_manifest(self) -> bool:
         """True for files of a step without its manifest, unless it was set aside."""
-        is_of_gda = self.is_begun or self.has_data
+        is_of_gda = self.is_begun or any(map(manifest_json.DATA_PATTERN.fullmatch, self.files))
         return is_of_gda and self.files.isdisjoint({manifest_json.NAME, _DAMAGED})
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if all that is there has no meaning without a manifest and data."""
+        return self.files <= {UNFINISHED, BEGUN, METRICS, _HELD, LOCK}
 
     @property
     def is_set_aside(self) -> bool:
@@ -370,15 +369,10 @@ class RunFolder:
 
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
-        fields = self._read(_RUN)
-        if not fields:
+        if not (fields := self._read(_RUN)):
             return None
         try:
-            best, rolled_back = fields.pop("best", None), fields.pop("rolled_back", ())
-            rolled_back = tuple((step, newest, of) for step, newest, of in rolled_back)
-            steps = tuple(fields.pop("steps", ()))
-            best = best and tuple(best)
-            owner = Owner(**fields, best=best, rolled_back=rolled_back, steps=steps)
+            owner = Owner(**{name: _tuples(value) for name, value in fields.items()})
         except TypeError:
             where = self.store().join(_RUN)
             raise CorruptionError(f"{where} is not the file of a run; remove it") from None
@@ -413,14 +407,21 @@ class RunFolder:
     def set_ends(self, mine: Owner, ends: int | None, done: Rollbacks = ()) -> None:
         """Let the run end at a step, or no longer, and note rollbacks."""
 
-        def changed() -> dict[str, Any]:
-            now = self.check_owner(mine)
-            pairs = [each[:2] for each in done]
-            former = [each for each in now.rolled_back if each[:2] not in pairs]
-            noted = (*former, *done)[-_MOST_ROLLBACKS:]
-            return asdict(replace(now, ends=ends, rolled_back=noted))
+        def change(now: Owner) -> Owner:
+            pairs = {each[:2]: each for each in (*now.rolled_back, *done)}
+            noted = tuple(pairs.values())[-_MOST_ROLLBACKS:]
+            return replace(now, ends=ends, rolled_back=noted)
 
-        self._update(_RUN, changed)
+        self._change(mine, change)
+
+    def _change(self, mine: Owner, change: Callable[[Owner], Owner] = lambda now: now) -> None:
+        """Change the file of the owner, unless this program is no longer it."""
+        self._update(
+            _RUN,
+            lambda: asdict(
+                replace(change(self.check_owner(mine)), steps=tuple(sorted(self.known)))
+            ),
+        )
 
     def begin(self, name: str, mine: Owner) -> None:
         """Write the first files of a step."""
@@ -441,11 +442,7 @@ class RunFolder:
         store.remove(f"{name}/{UNFINISHED}")
         self.known.add(name)
         if store.is_remote:
-
-            def changed() -> dict[str, Any]:
-                return asdict(replace(self.check_owner(mine), steps=tuple(sorted(self.known))))
-
-            self._update(_RUN, changed)
+            self._change(mine)
 
     def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True for the rest of a save or a removal that this run did not finish.
@@ -514,6 +511,11 @@ class RunFolder:
             f"because of it. Copy it from a backup; or remove it, and then "
             f"{_WITHOUT.get(name.rpartition('/')[2], 'its folder is not of this run')}"
         )
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _sealed(fields: Mapping[str, Any]) -> bytes:

@@ -140,6 +140,16 @@ def test_a_program_that_was_taken_over_during_a_save_does_not_stop_the_next(
     assert new.metrics(10) == {}
 
 
+def test_a_step_that_lost_its_manifest_is_damaged(place: Any) -> None:
+    run = Run(place, every=10)
+    train(run, 0, 20, 10)
+    run.close()
+    gda.storage.stores.opening.open_store(place, 10).remove("00000020/manifest.json")
+    with pytest.raises(gda.checkpoint.CorruptionError, match="step 20: .* has no manifest.json"):
+        Run(place, every=10, timeout=1).resume(state_of(0), damaged="raise")
+    assert Run(place, every=10, timeout=1).resume(state_of(0))[1] == 10
+
+
 def test_a_slow_removal_takes_nothing_of_a_step_that_another_program_saves(
     place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -495,10 +495,11 @@ def test_the_first_file_of_a_step_alone_is_no_step(tmp_path: Path, has_steps: bo
     run.close(20, state_of(20))
     shutil.move(tmp_path / "00000020", tmp_path / "backup")
     (tmp_path / "00000020").mkdir()
-    shutil.copy(tmp_path / "backup/begun.json", tmp_path / "00000020")
+    for name in (".lock", "begun.json"):
+        shutil.copy(tmp_path / "backup" / name, tmp_path / "00000020")
     run, step = resumed(tmp_path)
     assert step == 10 * has_steps
-    assert os.listdir(tmp_path / "00000020") == ["begun.json"]  # perhaps of a copy
+    assert {*os.listdir(tmp_path / "00000020")} == {".lock", "begun.json"}  # perhaps of a copy
     train(run, step, 20, 10)
     run.close()
     assert run.steps() == [10, 20]
