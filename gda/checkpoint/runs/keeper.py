@@ -354,9 +354,7 @@ class Keeper:
         if there is None or self.owner is None:
             return False
         self.folder.check_owner(self.owner)
-        if there.is_complete:
-            self.folder.finish(there.name, self.owner)
-        elif self.folder.is_left_over(there, self.owner):
+        if not there.is_complete and self.folder.is_left_over(there, self.owner):
             self._removals.remove([self.folder.take_out(there.name)], self.owner)
         return there.is_complete
 

@@ -298,7 +298,7 @@ class RunFolder:
 
     def taken_out(self) -> list[str]:
         """Return the directories that were taken out, and are still there."""
-        return [*filter(_REMOVED.fullmatch, self._names())]
+        return [] if self.store().is_remote else [*filter(_REMOVED.fullmatch, self._names())]
 
     def remove_rest(self, name: str, mine: Owner | None = None) -> None:
         """Remove what ``take_out`` has left, unless this program is no longer the owner."""
