@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
@@ -83,8 +83,12 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
     array = live(array, OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
     shards = distinct_shards(array, grid)
-    written = grid.view(jax.process_index()).written_blocks()
-    return begin_blocks({number: shards[number] for number in written}, grid)
+    return begin_blocks({number: shards[number] for number in _written_here(grid)}, grid)
+
+
+@lru_cache(maxsize=256)  # most arrays of a tree have the layouts of others
+def _written_here(grid: ShardGrid) -> tuple[int, ...]:
+    return grid.view(jax.process_index()).written_blocks()
 
 
 def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSums:

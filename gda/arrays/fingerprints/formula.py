@@ -6,6 +6,7 @@ is summed up modulo 2**32: ``docs/design/fingerprint.md``. ``on_devices`` does t
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -25,6 +26,7 @@ AnyNDArray = np.ndarray[Any, Any]
 
 # Elements that are mixed at a time: they and their keys stay in the cache.
 AT_A_TIME = 1 << 15
+_FEW = 1 << 12  # words whose keys are kept
 
 
 def fingerprint_of_numpy(array: AnyNDArray) -> str:
@@ -80,7 +82,7 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
     if not array.size:
         return add([])  # its other sizes may be too large for the keys of all positions
     return add(
-        _sums_of_words(words[None], _keys_of(words.shape, first))[0]
+        _sums_of_words(words[None], _keys(words.shape, first))[0]
         for piece, first in _pieces(array, start)
         for words in [_words_of_numpy(piece)]
     )
@@ -94,7 +96,7 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
     if parts[0].size > AT_A_TIME:
         return np.stack([sums_of_numpy(part, start) for part in parts])
     sizes = _words_of_numpy(parts[0]).shape
-    keys = [*_keys_of(sizes, start)]
+    keys = [*_keys(sizes, start)]
     step = max(1, AT_A_TIME // max(parts[0].size, 1))
     stacks = (np.stack(parts[first : first + step]) for first in range(0, len(parts), step))
     return np.concatenate([_sums_of_words(_words_of_numpy(stack), keys) for stack in stacks])
@@ -117,6 +119,16 @@ def _words_of_numpy(piece: AnyNDArray) -> Words:
     words = piece[..., None].view(f"<u{min(piece.dtype.itemsize, 4)}").astype(np.uint32, copy=False)
     bits, _ = width_of(piece.dtype)
     return words if bits >= 8 else words & np.uint32((1 << bits) - 1)
+
+
+def _keys(sizes: Shape, start: Sequence[int]) -> Iterable[Words]:
+    is_small = math.prod(sizes) <= _FEW
+    return _few_keys(sizes, tuple(start)) if is_small else _keys_of(sizes, start)
+
+
+@lru_cache(maxsize=64)  # most small arrays of a tree have the shapes of others
+def _few_keys(sizes: Shape, start: Shape) -> list[Words]:
+    return [*_keys_of(sizes, start)]
 
 
 def _keys_of(sizes: Shape, start: Sequence[int]) -> Iterator[Words]:
