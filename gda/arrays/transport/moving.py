@@ -208,6 +208,8 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
         return False
     if memory_kind_of(before) != memory_kind_of(after):
         return False
+    if before.mesh.shape != after.mesh.shape and AxisType.Explicit in before.mesh.axis_types:
+        return False  # JAX 0.8 cannot
     if each.source.shard_shape == each.target.shard_shape:
         return True
     # XLA may hold all of the array for each device.
@@ -218,30 +220,12 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
 def _moved_by_jax(each: Relayout, name: str) -> jax.Array:
     def move() -> jax.Array:
         with own_settings(), jax.enable_x64(True):
-            array = _over_auto_axes(each.array, each.sharding.mesh)
-            return jax.device_put(array, each.sharding)
+            return jax.device_put(each.array, each.sharding)
 
     if each.is_local:
         return move()
     with watching(name, processes_of(each.sharding.mesh).numbers) as watch:
         return watch.result(watch.begin(lambda: move().block_until_ready()))
-
-
-def _over_auto_axes(array: jax.Array, mesh: Any) -> jax.Array:
-    # JAX 0.8 cannot move an array over Explicit axes to a mesh with axes of other names or sizes.
-    sharding = array.sharding
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape == mesh.shape:
-        return array
-    before: Any = sharding.mesh
-    if AxisType.Explicit not in before.axis_types:
-        return array
-    twin = Mesh(before.devices, before.axis_names)
-    return jax.make_array_from_single_device_arrays(
-        array.shape,
-        NamedSharding(twin, sharding.spec, memory_kind=sharding.memory_kind),
-        [shard.data for shard in array.addressable_shards],
-        dtype=array.dtype,
-    )
 
 
 def gather(
