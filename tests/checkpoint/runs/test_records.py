@@ -96,8 +96,8 @@ def whole(tmp_path: Path) -> Path:
     run.resume(state_of(0))
     run.save(7, state_of(70), metrics={"loss": 3})
     run.wait()
-    run._keeper.folder.note(run._keeper.owner, begun=["00000008"])
     (path / "00000008/data-0").mkdir(parents=True)
+    (path / "00000008/unfinished").touch()
     shutil.copy(path / "00000007/begun.json", path / "00000008")
     run.close()
     assert run.steps() == [2, 3, 6, 7]
