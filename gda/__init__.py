@@ -75,11 +75,11 @@ _MODULE_OF = {
     "rehearse": "gda.compiled.rehearse",
     "assert_fits": "gda.compiled.rehearse",
     "Rehearsal": "gda.compiled.rehearsal",
-    "AxisTraffic": "gda.compiled.rehearsal",
+    "AxisTraffic": "gda.compiled.rehearsal_facts",
     "StepSeconds": "gda.compiled.seconds",
     "PlaceSeconds": "gda.compiled.seconds",
     "Temporary": "gda.compiled.hlo.allocations",
-    "ArgumentBytes": "gda.compiled.rehearsal",
+    "ArgumentBytes": "gda.compiled.rehearsal_facts",
     "Advice": "gda.compiled.report.advice",
     # Test, and read code of others.
     "testing": "gda.testing",

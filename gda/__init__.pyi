@@ -56,11 +56,11 @@ from gda.compiled.abstract import abstract as abstract
 from gda.compiled.rehearse import rehearse as rehearse
 from gda.compiled.rehearse import assert_fits as assert_fits
 from gda.compiled.rehearsal import Rehearsal as Rehearsal
-from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
+from gda.compiled.rehearsal_facts import AxisTraffic as AxisTraffic
 from gda.compiled.seconds import StepSeconds as StepSeconds
 from gda.compiled.seconds import PlaceSeconds as PlaceSeconds
 from gda.compiled.hlo.allocations import Temporary as Temporary
-from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
+from gda.compiled.rehearsal_facts import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
 from gda import testing as testing
 from gda import compat as compat

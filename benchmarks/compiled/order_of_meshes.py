@@ -24,7 +24,7 @@ import gda
 from gda.compiled.collective_times import Interconnect
 from gda.compiled.devices.device_kinds import DeviceKind
 from gda.compiled.devices.device_speeds import DeviceSpeeds, Fit, Measured
-from gda.compiled.hlo import ProgramMesh, read_schedule
+from gda.compiled.hlo import ProgramMesh, modules_of, read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
 
 AXES = ("data", "fsdp", "tensor", "idle")
@@ -118,7 +118,7 @@ def estimate_of(text: str, mesh: Mesh, kind: DeviceKind) -> StepSeconds:
     """Return the time of a program on the CPU devices of this machine."""
     assert kind.speeds is not None
     links = Interconnect(kind.speeds, hosts=(0,) * mesh.size)
-    return seconds_of(read_schedule(text, ProgramMesh(mesh.shape)), kind, links, 1.0)
+    return seconds_of(read_schedule(modules_of(text, ProgramMesh(mesh.shape))), kind, links, 1.0)
 
 
 def measured_speeds() -> DeviceKind:

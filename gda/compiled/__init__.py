@@ -7,6 +7,7 @@ program), both without JAX; ``programs`` (a call,
 traced, lowered or compiled), ``communication_rules`` (what is allowed), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``topologies`` (``gda.rehearsal_mesh``),
 ``abstract`` (``gda.abstract``), ``flops``, ``torus``, ``collective_times`` and ``seconds``,
-``rehearsal`` (the result of a rehearsal, with ``report``, its text and advice, and
-``changes``, those from a golden file) and ``rehearse`` (``gda.rehearse`` and ``gda.assert_fits``).
+``rehearsal_facts`` (the fields of a rehearsal), ``report`` (its text and advice), ``changes``
+(those from a golden file), ``rehearsal`` (all of them as one object) and ``rehearse``
+(``gda.rehearse`` and ``gda.assert_fits``).
 """

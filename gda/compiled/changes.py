@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gda.compiled.hlo import format_axes, format_size, summed
+from gda.compiled.rehearsal_facts import RehearsalFacts
 from gda.storage.golden_files import check_golden
-
-if TYPE_CHECKING:
-    from gda.compiled.rehearsal import Rehearsal
 
 _ACCEPTED = 0.05  # of the bytes in the file: versions of XLA differ in temporaries
 
 
-def check(rehearsal: Rehearsal, path: Path) -> None:
+def check(rehearsal: RehearsalFacts, path: Path) -> None:
     """Compare a rehearsal with a golden file, or write the file, as ``Rehearsal.check`` tells."""
     sent: dict[str, int | None] = {}
     for each in rehearsal.collectives or ():

@@ -12,11 +12,11 @@ from jax.stages import Compiled
 from gda.compiled.communication_rules import Allowed, check_axes, complaints_of, rules_of
 from gda.compiled.hlo import (
     Collectives,
+    Module,
     ProgramMesh,
-    Schedule,
+    modules_of,
     num_devices,
     read_collectives,
-    read_schedule,
 )
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.layout.boundary import public, set_module
@@ -74,7 +74,8 @@ def collectives(
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     program = compiled(stage_of(fun, args, kwargs))
     text = program.as_text() or ""
-    return collectives_in(text, _mesh_of(program, num_devices(text), mesh, (args, kwargs)))
+    mesh = _mesh_of(program, num_devices(text), mesh, (args, kwargs))
+    return Collectives(read_collectives(modules_in(text, mesh)), dict(mesh.shape))
 
 
 @set_module("gda")
@@ -139,21 +140,12 @@ def assert_collectives(
 # The program and its mesh.
 
 
-def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
-    """Return the collectives of the text of a program, with their lines in the user's code."""
-    of_program = _program_mesh(mesh)
-    return Collectives(read_collectives(text, of_program), dict(of_program.shape))
-
-
-def schedule_in(text: str, mesh: Mesh | AbstractMesh | None) -> Schedule:
-    """Return the steps of the text of a program."""
-    return read_schedule(text, _program_mesh(mesh))
-
-
-def _program_mesh(mesh: Mesh | AbstractMesh | None) -> ProgramMesh:
+def modules_in(text: str, mesh: Mesh | AbstractMesh | None) -> list[Module]:
+    """Parse the text of a program over a mesh."""
     slices = slices_of(mesh)
     ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
-    return ProgramMesh({} if mesh is None else dict(mesh.shape), slices, ids)
+    shape = {} if mesh is None else dict(mesh.shape)
+    return modules_of(text, ProgramMesh(shape, slices, ids))
 
 
 def slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:

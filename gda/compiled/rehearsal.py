@@ -2,82 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gda.compiled.changes import check
-from gda.compiled.collective_times import Interconnect, collective_seconds
-from gda.compiled.hlo import Axes, Collective, Collectives, summed
-from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.rehearsal_facts import RehearsalFacts
 from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.rehearsal_text import parts_of
-from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import SpecEntry
 from gda.show.report import Report, Table
 
 
 @set_module("gda")
-class AxisTraffic(NamedTuple):
-    """The communication of one device over some mesh axes in one call of a program.
-
-    Attributes:
-      axes: the mesh axes; None for groups of devices that no axes form.
-      executions: number of collectives executed; None if the length of a loop is unknown.
-      nbytes: bytes of their operands on one device; None in the same case.
-      nbytes_slow: the bytes in collectives that go over the slow links, between slices of TPUs or
-        between the hosts of other devices; None if there is one slice or host.
-      least_seconds: the time of these collectives one after another, if all links have the speed
-        that their vendor publishes; an all-reduce is a reduce-scatter and then an all-gather,
-        except where a switch adds. None for a loop of unknown length, and for kinds of devices
-        whose figures gda does not have, such as a CPU.
-
-    >>> import gda
-    >>> gda.AxisTraffic(('data',), executions=2, nbytes=1024, nbytes_slow=None).nbytes
-    1024
-    """
-
-    axes: Axes | None
-    executions: int | None
-    nbytes: int | None
-    nbytes_slow: int | None
-    least_seconds: float | None = None
-
-
-@set_module("gda")
-class ArgumentBytes(NamedTuple):
-    """The memory of one array among the arguments of a rehearsed call.
-
-    Attributes:
-      name: the argument and the path in it, such as ``'params/w'``.
-      shape, dtype: of the global array.
-      nbytes: bytes of its block on one device, without the padding of the device's own layout.
-      is_donated: the call may reuse its memory.
-      could_be_donated: it is not donated although a result has its shape, dtype and bytes.
-      spec: the mesh axes that shard each dimension, as in ``jax.sharding.PartitionSpec``; None for
-        an argument without a spec over the mesh of the program.
-      is_on_host: it is in the memory of the host, and takes none of the device.
-
-    >>> import gda
-    >>> gda.ArgumentBytes('params/w', (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
-    16
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    is_donated: bool
-    could_be_donated: bool = False
-    spec: tuple[SpecEntry, ...] | None = None
-    is_on_host: bool = False
-
-
-@set_module("gda")
 @dataclass(frozen=True, repr=False)
-class Rehearsal(Report):
+class Rehearsal(RehearsalFacts, Report):
     """The memory, the communication and the time of a call that was compiled and not run.
 
     ``gda.rehearse`` makes it; ``print`` and notebooks show it as tables. All bytes are those of one
@@ -127,31 +66,6 @@ class Rehearsal(Report):
     [('w', 8192), ('x', 4096)]
     """
 
-    name: str
-    device_kind: str
-    num_devices: int
-    mesh_shape: dict[str, int] = field(hash=False)  # a dict has no hash
-    fits: bool | None
-    capacity_bytes: int | None
-    peak_bytes: int | None
-    argument_bytes: int
-    output_bytes: int | None
-    temporary_bytes: int | None
-    aliased_bytes: int | None
-    code_bytes: int | None
-    undonated_bytes: int
-    flops: float | None
-    compile_seconds: float
-    collectives: Collectives | None
-    traffic: tuple[AxisTraffic, ...]
-    arguments: tuple[ArgumentBytes, ...]
-    temporaries: tuple[Temporary, ...] = ()
-    message: str = ""
-    flops_total: float | None = None
-    seconds: StepSeconds = field(default_factory=StepSeconds)
-    examples: float | None = None
-    price: float | None = None
-
     @property
     def advice(self) -> tuple[Advice, ...]:
         """Changes that would save time or memory, what saves most first.
@@ -161,31 +75,6 @@ class Rehearsal(Report):
         if gathering it takes little of the time. Advice that saves less than 1 % is omitted.
         """
         return advice_of(self)
-
-    @property
-    def repetitions(self) -> float | None:
-        """The number of devices that do the same work, on average; None if it is unknown.
-
-        It is 1 if they share the products, and ``num_devices`` if each computes all of them, as
-        with a batch that is not sharded. XLA may add products of its own, or remove some.
-        """
-        if not self.flops or not self.flops_total:
-            return None
-        return max(1.0, self.flops * self.num_devices / self.flops_total)
-
-    @property
-    def examples_per_second(self) -> float | None:
-        """The examples in an estimated second; None if there are none, or the estimate is."""
-        seconds = self.seconds.estimate
-        return self.examples / seconds if self.examples and seconds else None
-
-    @property
-    def cost(self) -> float | None:
-        """The estimated cost of one call on all devices, in the currency of ``price``."""
-        seconds = self.seconds.estimate
-        if self.price is None or seconds is None:
-            return None
-        return self.price * self.num_devices * seconds / 3600
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON."""
@@ -232,33 +121,4 @@ class Rehearsal(Report):
         check(self, Path(path))
 
     def _parts(self) -> list[str | Table]:
-        return parts_of(self)
-
-
-def traffic_of(
-    collectives: Collectives, has_slow: bool, host_of: Sequence[int], links: Interconnect | None
-) -> tuple[AxisTraffic, ...]:
-    """Return the totals for each set of mesh axes, the most bytes first.
-
-    ``host_of`` has the host of each position of the mesh if links between hosts are the slow ones.
-    It is empty for TPUs, whose programs mark what goes between slices.
-    """
-    traffic = []
-    for axes, total in collectives.by_axis().items():
-        some = [each for each in collectives if each.axes == axes]
-        slow = summed(each.nbytes_total if _is_slow(each, host_of) else 0 for each in some)
-        seconds = None
-        if links is not None:
-            seconds = summed(
-                None if each.count is None else each.count * collective_seconds(each, links).bound
-                for each in some
-            )
-        traffic.append(AxisTraffic(axes, *total, slow if has_slow else None, seconds))
-    return tuple(sorted(traffic, key=lambda each: -(each.nbytes or 0)))
-
-
-def _is_slow(collective: Collective, host_of: Sequence[int]) -> bool:
-    if collective.is_between_slices or not host_of:
-        return collective.is_between_slices
-    together = [*collective.groups, *collective.pairs]
-    return any(len({host_of[position] for position in group}) > 1 for group in together)
+        return parts_of(self, [each.text for each in self.advice])

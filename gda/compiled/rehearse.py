@@ -20,13 +20,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 
 from gda.compiled.collective_times import Interconnect, links_of
-from gda.compiled.collectives import collectives_in, schedule_in, slices_of
+from gda.compiled.collectives import modules_in, slices_of
 from gda.compiled.devices.device_kinds import kind_of_device
 from gda.compiled.flops import flops_of
-from gda.compiled.hlo import Collectives, format_size
-from gda.compiled.hlo.allocations import Temporary, read_temporaries
+from gda.compiled.hlo import Collectives, Schedule, format_size, read_schedule
+from gda.compiled.hlo.allocations import read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
-from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
+from gda.compiled.rehearsal import Rehearsal
+from gda.compiled.rehearsal_facts import ArgumentBytes, traffic_of
 from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
@@ -132,9 +133,10 @@ def rehearsal_of(
         else _memory_of(program, build, device)
     )
     flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
-    schedule = schedule_in(build.text, mesh) if build.text else None  # unless it is not written
-    collectives = _collectives_of(build, mesh)
-    temporaries = build.temporaries
+    modules = modules_in(build.text, mesh) if build.text else []  # unless it is not written
+    schedule = read_schedule(modules) if modules else None
+    collectives = _collectives_of(build, schedule, mesh)
+    temporaries = tuple(read_temporaries(build.assignment, modules) if modules else ())
     if isinstance(stage, Traced) and num_devices > 1:
         temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
     has_slow, hosts, links = _links(mesh)
@@ -199,14 +201,14 @@ def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwa
 class _Build(NamedTuple):
     """A compilation; without a program if it does not fit, and then with the compiler's words.
 
-    The bytes for arguments, outputs and temporaries, if XLA tells; the largest temporaries.
+    The bytes for arguments, outputs and temporaries, if XLA tells; the text of its buffers.
     """
 
     program: Compiled | None
     failure: str
     text: str
     allocated_bytes: int | None
-    temporaries: tuple[Temporary, ...]
+    assignment: str
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
@@ -228,8 +230,7 @@ def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
     if program is not None:
         text = program.as_text() or ""
     total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
-    temporaries = tuple(read_temporaries(assignment, text)) if assignment and text else ()
-    return _Build(program, failure, text, None if total is None else int(total[1]), temporaries)
+    return _Build(program, failure, text, None if total is None else int(total[1]), assignment)
 
 
 def _written_to(folder: Path) -> list[str]:
@@ -285,11 +286,14 @@ def _memory_that_does_not_fit(
     }
 
 
-def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
+def _collectives_of(
+    build: _Build, schedule: Schedule | None, mesh: Mesh | None
+) -> Collectives | None:
     """Return the collectives of a program; None for one that the compiler does not write."""
+    shape = {} if mesh is None else dict(mesh.shape)
     if build.program is not None and (mesh is None or mesh.size == 1):
-        return Collectives((), {} if mesh is None else dict(mesh.shape))
-    return collectives_in(build.text, mesh) if build.text else None
+        return Collectives((), shape)
+    return None if schedule is None else Collectives(schedule.collectives, shape)
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:

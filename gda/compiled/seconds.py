@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.devices.device_kinds import DeviceKind
 from gda.compiled.devices.device_speeds import DeviceSpeeds
-from gda.compiled.hlo import Schedule, Step, format_source, with_inner
+from gda.compiled.hlo import Schedule, Step, executions, format_source
 from gda.layout.boundary import set_module
 
 _SMALL = 4096  # bytes: a TPU has scalars and the like in registers
@@ -121,7 +121,7 @@ def seconds_of(
     compute = _least(schedule.steps, rates.least_compute)
     memory = _least(schedule.steps, rates.least_memory)
     memory = max(memory, (schedule.argument_bytes - cache_bytes) / rates.bandwidth)
-    steps = [*with_inner(schedule.steps)]
+    steps = [run.step for run in executions(schedule.steps)]
     axes = {each.collective.axes for each in steps if each.collective is not None}
     communication = max(
         (_least(schedule.steps, lambda step, of=of: rates.least_on(step, of)) for of in axes),
@@ -219,7 +219,7 @@ class _Clock:
 
     def _begin(self, step: Step) -> None:
         seconds = self.rates.alone(step)
-        inner = [each for body in step.bodies for each in with_inner(body)]
+        inner = [run.step for body in step.bodies for run in executions(body)]
         collectives = [each for each in inner if each.collective is not None]
         of = self.rates.resource(collectives[0] if collectives else step)
         seconds += sum(map(self.rates.alone, inner))
@@ -253,34 +253,26 @@ class _Clock:
 
 def _least(steps: Iterable[Step], seconds: Callable[[Step], float]) -> float:
     """Return the sum over all steps that must run, with the cheapest of branches."""
-    total = 0.0
-    for step in steps:
-        inner = [_least(body, seconds) for body in step.bodies]
-        called = min(inner, default=0.0) if step.is_branch else sum(inner)
-        total += seconds(step) + called * (step.times or 0)
-    return total
+
+    def cheapest(bodies: Sequence[tuple[Step, ...]]) -> Sequence[tuple[Step, ...]]:
+        return [min(bodies, key=lambda body: _least(body, seconds), default=())]
+
+    return sum(seconds(step) * (n or 0) for step, n, _ in executions(steps, cheapest, unknown=0))
 
 
 def _places(steps: Iterable[Step], rates: _Rates) -> tuple[PlaceSeconds, ...]:
     totals: dict[str, PlaceSeconds] = {}
-
-    def add(steps: Iterable[Step], times: int) -> None:
-        for step in steps:
-            for body in step.bodies:
-                add(body, times * (1 if step.times is None else step.times))
-            if not (seconds := times * rates.alone(step)):
-                continue
-            place = format_source(step)
-            so_far = totals.get(place, PlaceSeconds(place, 0.0, 0, 0.0))
-            flops = sum(each.flops or 0 for each in step.products)
-            sent = seconds if step.collective is not None else 0.0
-            totals[place] = PlaceSeconds(
-                place,
-                so_far.seconds + seconds,
-                so_far.nbytes + times * sum(step.arrays),
-                so_far.flops + times * flops,
-                so_far.communication + sent,
-            )
-
-    add(steps, 1)
+    for step, executed, _ in executions(steps, unknown=1):
+        times = executed or 0
+        if not (seconds := times * rates.alone(step)):
+            continue
+        place = format_source(step)
+        so_far = totals.get(place, PlaceSeconds(place, 0.0, 0, 0.0))
+        totals[place] = PlaceSeconds(
+            place,
+            so_far.seconds + seconds,
+            so_far.nbytes + times * sum(step.arrays),
+            so_far.flops + times * sum(each.flops or 0 for each in step.products),
+            so_far.communication + (seconds if step.collective is not None else 0.0),
+        )
     return tuple(sorted(totals.values(), key=lambda each: -each.seconds)[:_MOST_PLACES])

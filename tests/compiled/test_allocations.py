@@ -2,7 +2,7 @@
 
 import pytest
 
-from gda.compiled.hlo import source_lines
+from gda.compiled.hlo import modules_of, source_lines
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 
 PROGRAM = """HloModule jit_step
@@ -34,7 +34,7 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/",))
     # The carry of the loop is not a value of the program, "masked" shares the memory of "scores",
     # "both" and "one" are tables of addresses, and "near" is on the chip.
-    assert read_temporaries(ASSIGNMENT, PROGRAM) == [
+    assert read_temporaries(ASSIGNMENT, modules_of(PROGRAM)) == [
         Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7, opcode="dot"),
         Temporary("float32", (8,), 32, "c", None, None, opcode="add"),
     ]
@@ -43,7 +43,7 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     )
     in_program_memory, on_chip = ASSIGNMENT.split("allocation 2")
     more = f"{in_program_memory}{many}\nallocation 2{on_chip}"
-    assert len(read_temporaries(more, PROGRAM)) == 10
+    assert len(read_temporaries(more, modules_of(PROGRAM))) == 10
 
 
 def test_the_blocks_of_a_temporary_without_elements_are_not_counted() -> None:
@@ -82,6 +82,6 @@ def test_line_and_opcode_of_one_of_several_results_are_its_own() -> None:
         for n, name in enumerate(("fused{0}", "fused{1}", "combined{0}", "loop{1}", "product"))
     ]
     assignment = "\n".join(["allocation 1: size 64, preallocated-temp:", *values])
-    found = read_temporaries(assignment, SEVERAL)
+    found = read_temporaries(assignment, modules_of(SEVERAL))
     assert [each.source_line for each in found] == [1, 2, None, 5, 6]
     assert [each.opcode for each in found] == ["add", "add", "", "while", "dot"]

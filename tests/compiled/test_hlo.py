@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.compiled.hlo import Collective, ProgramMesh, num_devices, read_collectives, source_lines
+from gda.compiled.hlo import (
+    Collective,
+    ProgramMesh,
+    modules_of,
+    num_devices,
+    read_collectives,
+    source_lines,
+)
 from gda.compiled.hlo.groups import Groups, axes_of_groups, axes_of_pairs, parse_groups
 from gda.testing.strategies import mesh_shapes
 
@@ -39,7 +46,7 @@ def module(body: str, *, before: str = "", header: str = ", num_partitions=8") -
 
 
 def read(body: str, *, before: str = "", header: str = ", num_partitions=8") -> list[Collective]:
-    return list(read_collectives(module(body, before=before, header=header), MESH))
+    return list(read_collectives(modules_of(module(body, before=before, header=header), MESH)))
 
 
 def only(body: str, *, before: str = "", header: str = ", num_partitions=8") -> Collective:
@@ -267,7 +274,7 @@ def between_slices(transfer: str, target: str, mesh: dict[str, int]) -> list[Col
     ids = [
         100000 * number + i for number in range(1, math.prod(slices.values()) + 1) for i in (0, 1)
     ]
-    return list(read_collectives(text, ProgramMesh(mesh, slices, ids)))
+    return list(read_collectives(modules_of(text, ProgramMesh(mesh, slices, ids))))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +325,7 @@ def test_numbers_are_those_of_partitions() -> None:
     assert groups("{}") == ((0, 1),)
     text = module("%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={}")
     assert num_devices(text) == 8
-    assert len(read_collectives(text + "\n\n" + text, MESH)) == 2
+    assert len(read_collectives(modules_of(text + "\n\n" + text, MESH))) == 2
 
 
 def test_groups_without_axes_are_kept() -> None:
@@ -326,7 +333,9 @@ def test_groups_without_axes_are_kept() -> None:
         found = only(reduction(f"replica_groups={groups}"))
         assert found.axes is None
         assert found.groups == parse_groups(groups)
-    (found,) = read_collectives(module(reduction("replica_groups=[2,4]<=[8]")))  # of no mesh
+    (found,) = read_collectives(
+        modules_of(module(reduction("replica_groups=[2,4]<=[8]")))
+    )  # of no mesh
     assert (found.axes, found.groups) == (None, ((0, 1, 2, 3), (4, 5, 6, 7)))
     alone = "{{0},{1},{2},{3},{4},{5},{6},{7}}"
     assert only(reduction(f"replica_groups={alone}")).axes == ()
@@ -661,12 +670,12 @@ def test_a_program_is_read_whole_whatever_its_kernels_say(
     name: str, payload: str, metadata: dict[str, str], data: st.DataObject
 ) -> None:
     text = odd_program(name, payload, metadata, data.draw(st.sampled_from([None, 0, 1])))
-    gather, reduction = read_collectives(text, MESH)
+    gather, reduction = read_collectives(modules_of(text, MESH))
     assert (gather.kind, gather.axes, gather.nbytes) == ("all-gather", ("x",), 32)
     assert (reduction.kind, reduction.axes, reduction.nbytes) == ("all-reduce", ("y",), 64)
     cut = data.draw(st.integers(0, text.rindex("}")))
     with pytest.raises(ValueError, match="gda cannot read it|pass the result of compiled"):
-        read_collectives(text[:cut], MESH)
+        read_collectives(modules_of(text[:cut], MESH))
 
 
 def test_a_program_that_lacks_a_line_is_an_error() -> None:
@@ -675,7 +684,7 @@ def test_a_program_that_lacks_a_line_is_an_error() -> None:
         without = "\n".join(lines[:number] + lines[number + 1 :])
         if line and not line.strip().startswith(("HloModule", '"block"')):
             with pytest.raises(ValueError, match="gda cannot read it|pass the result of compiled"):
-                read_collectives(without, MESH)
+                read_collectives(modules_of(without, MESH))
 
 
 @pytest.mark.parametrize("text", ["module {}", "", " \n"])
@@ -683,7 +692,7 @@ def test_a_text_that_is_no_program_is_an_error(text: str) -> None:
     with pytest.raises(
         ValueError, match=re.escape(f"which has an ENTRY: {text.strip()!r}; pass the result")
     ):
-        read_collectives(text, MESH)
+        read_collectives(modules_of(text, MESH))
 
 
 def test_comment_in_a_string_is_none() -> None:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from meshes import abstract
 
 import gda
-from gda.compiled.hlo import read_schedule
+from gda.compiled.hlo import modules_of, read_schedule
 
 ONE = 2 * 64 * 64 * 64
 
@@ -80,7 +80,7 @@ def test_an_instruction(line: str) -> None:
         "  %b = bf16[8,64,32]{2,1,0} parameter(1)\n"
         f"  ROOT %r = {result} {line}\n}}\n"
     )
-    assert read_schedule(text).flops == LINES[line]
+    assert read_schedule(modules_of(text)).flops == LINES[line]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_multiplications_with_padding_do_not_count(
     images, kernel = np.ones((2, 6, 5, 4), np.float32), np.ones((3, 3, 4, 8), np.float32)
     program = jax.jit(convolution).lower(images, kernel).compile()
     # The sum over ones is the number of multiplications that are not with padding.
-    assert read_schedule(program.as_text() or "").flops == 2 * float(
+    assert read_schedule(modules_of(program.as_text() or "")).flops == 2 * float(
         np.sum(program(images, kernel))
     )

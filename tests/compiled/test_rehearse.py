@@ -18,6 +18,7 @@ from meshes import abstract, cut, mesh_of
 
 import gda
 from gda.compiled import rehearse
+from gda.compiled.hlo.instructions import Computation
 from gda.compiled.rehearse import _the_more_exact
 
 
@@ -376,3 +377,14 @@ def test_one_device_that_is_not_here(slice_of_four: Mesh) -> None:
     rehearsal = gda.rehearse(jnp.sin, x)
     assert (rehearsal.device_kind, rehearsal.num_devices) == ("TPU v5 lite", 1)
     assert (rehearsal.fits, rehearsal.traffic) == (True, ())
+
+
+def test_the_text_of_a_program_is_parsed_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(Computation, "check", lambda self, _: checked.append(self.name))
+    w, x = abstract((64, 64), mesh, "y"), abstract((64, 64), mesh, "x")
+    found = gda.rehearse(lambda w, x: jnp.tanh(x @ w) @ w, w, x)
+    assert found.collectives
+    assert found.flops
+    assert found.temporaries
+    assert len(checked) == len({*checked}) > 0

@@ -14,7 +14,7 @@ from meshes import abstract
 import gda
 from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.devices.device_kinds import kind_named
-from gda.compiled.hlo import ProgramMesh, read_collectives, read_schedule
+from gda.compiled.hlo import ProgramMesh, modules_of, read_collectives, read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
 
 H100, V5E = kind_named("h100"), kind_named("v5e")
@@ -33,7 +33,7 @@ def module(*entry: str, before: str = "") -> str:
 
 
 def on_h100(text: str, links: Interconnect | None = None) -> StepSeconds:
-    return seconds_of(read_schedule(text, MESH), H100, links, 1)
+    return seconds_of(read_schedule(modules_of(text, MESH)), H100, links, 1)
 
 
 def product(dtype: str = "bf16", more: str = "") -> str:
@@ -68,7 +68,7 @@ def test_a_product_takes_its_operations_at_the_peak_of_its_type(
     assert found.mfu == pytest.approx(found.compute / found.estimate)
     width = {"bf16": 2, "f32": 4}.get(dtype, 1)
     accessed = 2 * width * 8192**2, 2 * 8192**2  # operands and result
-    assert sum(read_schedule(product(dtype, more)).steps[-1].arrays) == sum(accessed)
+    assert sum(read_schedule(modules_of(product(dtype, more))).steps[-1].arrays) == sum(accessed)
 
 
 FUSION = """\
@@ -112,7 +112,7 @@ def decode(known: str = ', backend_config={"known_trip_count":{"n":"10"}}') -> s
 
 
 def test_decoding_takes_the_time_to_read_each_layer_once() -> None:
-    schedule = read_schedule(decode())
+    schedule = read_schedule(modules_of(decode()))
     x = 8 * 8192 * 2
     assert schedule.argument_bytes == 10 * W + x
     found = on_h100(decode())
@@ -139,7 +139,7 @@ def test_an_update_in_place_counts_as_the_update() -> None:
         "%at = s32[] constant(3)",
         "ROOT %r = bf16[64,8192,8192]{2,1,0} dynamic-update-slice(%cache, %new, %at, %at, %at)",
     )
-    (step,) = read_schedule(text).steps
+    (step,) = read_schedule(modules_of(text)).steps
     assert step.arrays == (W, W)
 
 
@@ -149,7 +149,7 @@ def test_memory_on_the_chip_does_not_count() -> None:
         "%b = bf16[8192,8192]{1,0:T(8,128)(2,1)S(1)} copy(%a)",
         "ROOT %r = bf16[8192,8192]{1,0:T(8,128)(2,1)S(1)} tanh(%b)",
     )
-    copy, tanh = read_schedule(text).steps
+    copy, tanh = read_schedule(modules_of(text)).steps
     assert (copy.arrays, tanh.arrays) == ((W,), ())
 
 
@@ -162,7 +162,7 @@ def test_an_asynchronous_copy_reads_and_writes_its_array_once() -> None:
         f"%t = ({of}, {on_chip}, u32[]{{:S(2)}}) copy-start(%b)",
         f"ROOT %r = {of} copy-done(%t)",
     )
-    inward, _, outward, _ = read_schedule(text).steps
+    inward, _, outward, _ = read_schedule(modules_of(text)).steps
     assert (inward.arrays, outward.arrays) == ((W,), (W,))
 
 
@@ -174,7 +174,25 @@ def test_an_array_without_its_values_is_neither_read_nor_written() -> None:
         "ROOT %r = bf16[16384,8192]{1,0:T(8,128)(2,1)} custom-call(%a, %b), "
         'custom_call_target="ConcatBitcast"',
     )
-    assert read_schedule(text).steps == ()
+    assert read_schedule(modules_of(text)).steps == ()
+
+
+def test_communication_in_the_test_of_a_loop_takes_time_before_each_trip() -> None:
+    sent = "%flag = s32[] all-reduce(%one), replica_groups={{0,1,2,3}}, to_apply=%add\n"
+    add = (
+        "%add (a.9: s32[], b.9: s32[]) -> s32[] {\n  %a.9 = s32[] parameter(0)\n"
+        "  %b.9 = s32[] parameter(1)\n  ROOT %s.9 = s32[] add(%a.9, %b.9)\n}\n\n"
+    )
+    test = f"  %one = s32[] constant(1)\n  {sent}  ROOT %c = pred[]"
+    text = add + FUSION.replace("  ROOT %c = pred[]", test)
+    modules = modules_of(decode().replace(FUSION, text), MESH)
+    assert [each.count for each in read_collectives(modules)] == [11]
+    assert H100.speeds is not None
+    links = Interconnect(H100.speeds, hosts=(0,) * 4)
+    with_test = seconds_of(read_schedule(modules), H100, links, 1)
+    alone = collective_seconds(read_collectives(modules)[0], links).estimate
+    without = on_h100(decode(), links)
+    assert with_test.estimate == pytest.approx(without.estimate + 11 * alone)
 
 
 def branches() -> str:
@@ -226,7 +244,7 @@ def gathered(is_asynchronous: bool) -> str:
 def test_an_asynchronous_gather_hides_behind_a_product() -> None:
     assert H100.speeds is not None
     links = Interconnect(H100.speeds, hosts=(0,) * 4)
-    (gather,) = read_collectives(gathered(False), MESH)
+    (gather,) = read_collectives(modules_of(gathered(False), MESH))
     alone = collective_seconds(gather, links)
     computes = 2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH
     assert alone.estimate < computes
@@ -242,7 +260,7 @@ def test_the_cycles_of_a_tpu_compiler_are_those_of_its_products() -> None:
         '"cost_model_type":"COST_MODEL_TYPE_%s","ml_estimated_microseconds":0}}'
     )
     classic, invalid = (
-        seconds_of(read_schedule(product(more=config % each)), V5E, None, 1)
+        seconds_of(read_schedule(modules_of(product(more=config % each))), V5E, None, 1)
         for each in ("CLASSIC", "INVALID")
     )
     least = 2 * 8192**3 / 197e12
@@ -260,7 +278,7 @@ def test_a_kernel_that_is_not_known_is_named(estimate: str) -> None:
         f'custom_call_target="__gpu$xla.gpu.triton"{given}',
     )
     found = on_h100(text)
-    assert read_schedule(text).flops == (4e9 if estimate else None)
+    assert read_schedule(modules_of(text)).flops == (4e9 if estimate else None)
     named = "the products of the kernel __gpu$xla.gpu.triton"
     assert found.not_counted == (() if estimate else (named,))
     assert (found.mfu is None) == (not estimate)
@@ -284,7 +302,7 @@ def test_kernels_of_cudnn_by_their_shapes() -> None:
             f"%b = {operands[1]} parameter(1)",
             f"ROOT %r = ({result}, u8[0]{{0}}) custom-call(%a, %b), {labels % target}",
         )
-        assert read_schedule(text).flops == 2 * 128 * taps * 256 * 256
+        assert read_schedule(modules_of(text)).flops == 2 * 128 * taps * 256 * 256
     shape = '{"element_type":"BF16","dimensions":["4","8","512","1024"]}'
     for target, products in (("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)):
         for mask, part in (("NO_MASK", 1), ("CAUSAL", 0.5)):
@@ -296,7 +314,7 @@ def test_kernels_of_cudnn_by_their_shapes() -> None:
                 f'{{"intermediate_tensor_shape":{shape},"mask_type":"{mask}"}}}}',
             )
             one = 2 * 4 * 8 * 512 * 1024 * 64
-            assert read_schedule(text).flops == products * one * part
+            assert read_schedule(modules_of(text)).flops == products * one * part
 
 
 def test_devices_without_speeds_have_no_seconds() -> None:
@@ -317,7 +335,7 @@ def test_the_estimate_is_never_below_the_bound(kind: str, text: str) -> None:
     named = kind_named(kind)
     assert named.speeds is not None
     links = Interconnect(named.speeds, hosts=(0,) * 4)
-    found = seconds_of(read_schedule(text, MESH), named, links, 1)
+    found = seconds_of(read_schedule(modules_of(text, MESH)), named, links, 1)
     assert found.bound is not None
     assert found.estimate is not None
     assert 0 <= found.bound <= found.estimate
@@ -332,7 +350,7 @@ def test_a_scan_of_ten_layers_counts_each_layer(mesh: Mesh) -> None:
 
     args = abstract((10, 512, 512), mesh), abstract((512, 512), mesh)
     text = jax.jit(layers).lower(*args).compile().as_text() or ""
-    schedule = read_schedule(text, ProgramMesh(mesh.shape))
+    schedule = read_schedule(modules_of(text, ProgramMesh(mesh.shape)))
     assert schedule.flops == 10 * 2 * 512**3
     assert schedule.argument_bytes == 11 * 4 * 512**2
     found = seconds_of(schedule, H100, None, 1)

@@ -10,9 +10,10 @@ mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3
 whichever devices it has and in whichever order.
 
 Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``source_lines`` (of user
-code), ``program`` (its collectives), ``listing`` (their totals and tables), ``products`` and
-``memory_traffic`` (of each instruction), ``schedule`` (its steps in their order, with the work of
-each); ``allocations`` (the largest temporaries).
+code), ``program`` (a text that is parsed once, and one collective), ``listing`` (totals and tables
+of collectives), ``products`` and ``memory_traffic`` (of each instruction), ``schedule`` (its steps
+in their order, with the work of each, and its collectives); ``allocations`` (the largest
+temporaries).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes
@@ -24,10 +25,12 @@ from gda.compiled.hlo.listing import format_source as format_source
 from gda.compiled.hlo.listing import summed as summed
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective
+from gda.compiled.hlo.program import Module as Module
 from gda.compiled.hlo.program import ProgramMesh as ProgramMesh
+from gda.compiled.hlo.program import modules_of as modules_of
 from gda.compiled.hlo.program import num_devices as num_devices
-from gda.compiled.hlo.program import read_collectives as read_collectives
 from gda.compiled.hlo.schedule import Schedule as Schedule
 from gda.compiled.hlo.schedule import Step as Step
+from gda.compiled.hlo.schedule import executions as executions
+from gda.compiled.hlo.schedule import read_collectives as read_collectives
 from gda.compiled.hlo.schedule import read_schedule as read_schedule
-from gda.compiled.hlo.schedule import with_inner as with_inner

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gda.compiled.hlo.instructions import (
-    Computation,
-    Instruction,
-    Shape,
-    leaves,
-    parse_computations,
-    parse_instruction,
-)
-from gda.compiled.hlo.source_lines import Sources, metadata_of
+from gda.compiled.hlo.instructions import Computation, Instruction, Shape, leaves
+from gda.compiled.hlo.program import Module
+from gda.compiled.hlo.source_lines import metadata_of
 from gda.layout.boundary import set_module
 
 _MOST = 10  # temporaries that are named
@@ -65,18 +59,21 @@ class Temporary(NamedTuple):
         return math.prod(whole) // size if whole is not None and size else None
 
 
-def read_temporaries(assignment: str, program: str) -> list[Temporary]:
+def read_temporaries(assignment: str, modules: Sequence[Module]) -> list[Temporary]:
     """Return the largest temporaries of a program, the largest first.
 
     Temporaries that are not needed at the same time share memory. Only the largest of each part of
     the memory is returned, so that all may be there together. ``assignment`` is the text of XLA's
-    file ``…-buffer-assignment.txt``, ``program`` that of ``….after_optimizations.txt``.
+    file ``…-buffer-assignment.txt``.
     """
-    computations, _ = parse_computations(program)
-    texts = {name: text for each in computations.values() for name, text in each.lines.items()}
-    sources = Sources(program)
+    maker_of = {
+        name: (module, computation)
+        for module in modules
+        for computation in module.computations.values()
+        for name in computation.lines
+    }
     # Of equal ones, a value of the program comes before one that a loop carries.
-    values = sorted(_values(assignment), key=lambda value: (-value.nbytes, value.name not in texts))
+    values = sorted(_values(assignment), key=lambda each: (-each.nbytes, each.name not in maker_of))
     taken: list[_Value] = []
     found = []
     for value in values:
@@ -88,13 +85,19 @@ def read_temporaries(assignment: str, program: str) -> list[Temporary]:
         if value.type.startswith("(") or not arrays:  # a table of addresses, or no array
             continue
         taken.append(value)
-        instruction = _instruction_of(value, texts, computations)
-        metadata = {} if instruction is None else metadata_of(instruction)
-        array, op_name = arrays[0], metadata.get("op_name", "")
-        line = sources.line(metadata)
-        opcode = _opcode_of(instruction, computations)
-        about = array.dtype, array.shape, value.nbytes, op_name, *line
-        found.append(Temporary(*about, opcode=opcode))
+        array = Temporary(arrays[0].dtype, arrays[0].shape, value.nbytes, "", None, None)
+        if value.name in maker_of:
+            module, computation = maker_of[value.name]
+            instruction = _instruction_of(value, computation, module.computations)
+            metadata = {} if instruction is None else metadata_of(instruction)
+            file, line = module.sources.line(metadata)
+            array = array._replace(
+                op_name=metadata.get("op_name", ""),
+                source_file=file,
+                source_line=line,
+                opcode=_opcode_of(instruction, module.computations),
+            )
+        found.append(array)
     return found
 
 
@@ -123,14 +126,14 @@ def _values(assignment: str) -> Iterator[_Value]:
 
 
 def _instruction_of(
-    value: _Value, texts: Mapping[str, str], computations: Mapping[str, Computation]
+    value: _Value, maker: Computation, computations: Mapping[str, Computation]
 ) -> Instruction | None:
     """Return the instruction that made a value; None if it is unknown.
 
     Several values that a fusion makes may be of other lines, and so may those of a collective, of
     which XLA combines many.
     """
-    instruction = parse_instruction(texts.get(value.name, ""))
+    instruction = maker.instruction(value.name)
     if instruction is None or not value.element:
         return instruction
     if instruction.opcode == "fusion":

@@ -1,14 +1,12 @@
-"""The collectives of a program, with their operands, mesh axes and numbers of executions."""
+"""The modules of a program, each parsed once, and their collectives with operands and axes."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gda.compiled.hlo.groups import (
     Groups,
@@ -19,7 +17,6 @@ from gda.compiled.hlo.groups import (
     parse_groups,
 )
 from gda.compiled.hlo.instructions import (
-    COLLECTIVE,
     ArrayType,
     Computation,
     Instruction,
@@ -29,7 +26,6 @@ from gda.compiled.hlo.instructions import (
     split_at_commas,
     unreadable,
 )
-from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
@@ -125,16 +121,8 @@ class ProgramMesh:
 UNKNOWN_MESH = ProgramMesh()
 
 
-def read_collectives(text: str, mesh: ProgramMesh = UNKNOWN_MESH) -> tuple[Collective, ...]:
-    """Return the collectives of a program, in its order.
-
-    Those in a computation that is called several times come at its first call. ``ValueError`` if a
-    line looks like a collective and cannot be read, or the text is no program.
-    """
-    return tuple(found for module in modules_of(text, mesh) for found in module.collectives())
-
-
-def modules_of(text: str, mesh: ProgramMesh) -> list[Module]:
+def modules_of(text: str, mesh: ProgramMesh = UNKNOWN_MESH) -> list[Module]:
+    """Parse the text of a program; ``ValueError`` if it is none, or is not whole."""
     parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
     return [Module(part, mesh) for part in parts if part.strip()] or [Module(text, mesh)]
 
@@ -146,24 +134,8 @@ def num_devices(text: str) -> int:
     return int(partitions[1]) if partitions else 1
 
 
-# Computations: how often each is called, and what it communicates.
-
-
-class _Call(NamedTuple):
-    callee: str
-    times: int | None
-    is_conditional: bool = False
-
-
-class _Runs(NamedTuple):
-    """The executions of a computation in one run of the program."""
-
-    times: int | None
-    is_conditional: bool
-
-
 class Module:
-    """A module with its collectives."""
+    """The computations of a module, and its collectives."""
 
     def __init__(self, text: str, mesh: ProgramMesh) -> None:
         self.mesh = mesh
@@ -184,52 +156,16 @@ class Module:
         }
         self.partitions = num_devices(text)
         self.sources = Sources(text)
-
-    def collectives(self) -> Iterator[Collective]:
-        reached = [*self._walk(self.entry, set())]
-        callers: dict[str, list[tuple[str, _Call]]] = defaultdict(list)
-        for computation, _, calls in reached:
-            for call in calls:
-                callers[call.callee].append((computation.name, call))
-
-        @functools.cache
-        def runs_of(name: str) -> _Runs:
-            runs = _Runs(int(name == self.entry), False)
-            for caller, call in callers[name]:
-                runs = _add(runs, runs_of(caller), call)
-            return runs
-
-        for computation, definition, _ in reached:
-            instruction = computation.of_interest[definition]
-            is_more = definition not in computation.ended_elsewhere and self.was_begun(instruction)
-            if instruction.kind is not None and not is_more:
-                yield self.collective(computation, instruction, runs_of(computation.name))
-
-    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
-        """Yield the instructions of interest in program order: a computation at its first call."""
-        seen.add(name)
-        computation = self.computations[name]
-        for definition, instruction in computation.of_interest.items():
-            calls = calls_of(instruction, computation, self.computations)
-            yield computation, definition, calls
-            for call in calls:
-                if call.callee not in seen:
-                    yield from self._walk(call.callee, seen)
+        self.collective = functools.cache(self._collective)
 
     def was_begun(self, instruction: Instruction) -> bool:
-        """Return True if this continues or ends a collective that began elsewhere.
-
-        A TPU communicates while it computes: a collective, of one channel, is written in the fusion
-        that begins it, in those that run meanwhile, and in the one that ends it.
-        """
+        """Return True if this continues or ends a collective that began elsewhere."""
         channel = instruction.attributes.get("channel_id")
         return channel in self.channels_of_parts and not instruction.is_between_slices
 
-    def collective(
-        self, computation: Computation, instruction: Instruction, runs: _Runs | None = None
-    ) -> Collective:
-        """Return a collective, by default for one execution of it."""
-        runs = runs or _Runs(1, False)
+    def _collective(self, computation: Computation, name: str) -> Collective:
+        """Return a collective for one execution of it, the same object each time."""
+        instruction = computation.of_interest[name]
         kind = instruction.kind or ""
         operands, outputs = self._operands_and_outputs(computation, instruction)
         groups, pairs = self._groups(instruction), _pairs(instruction)
@@ -256,8 +192,6 @@ class Module:
             output_dtypes=tuple(leaf.dtype for leaf in outputs),
             nbytes=sum(leaf.nbytes for leaf in operands),
             nbytes_output=sum(leaf.nbytes for leaf in outputs),
-            count=runs.times,
-            is_conditional=runs.is_conditional,
             op_name=metadata.get("op_name", ""),
             source_file=source_file,
             source_line=source_line,
@@ -320,30 +254,6 @@ class Module:
             is_together = "channel_id" in instruction.attributes
             return (tuple(partitions),) if is_together else tuple((each,) for each in partitions)
         return groups
-
-
-def calls_of(
-    instruction: Instruction, caller: Computation, computations: Mapping[str, Computation]
-) -> list[_Call]:
-    """Return the calls of an instruction, with the number of times that it runs each."""
-    opcode = instruction.opcode.removesuffix("-start")
-    if opcode.endswith(("-done", "-update")) or instruction.kind is not None:
-        return []  # the end repeats the call of the beginning, and a reduction only computes
-    if opcode == "while":
-        trips = trip_count(instruction, caller, computations)
-        tests = None if trips is None else trips + 1
-        conditions = [_Call(test, tests) for test in instruction.called("condition")]
-        return conditions + [_Call(body, trips) for body in instruction.called("body")]
-    is_plain = opcode in ("call", "fusion", "async") or re.fullmatch(COLLECTIVE, opcode)
-    times = 1 if is_plain or opcode == "conditional" else None
-    return [_Call(callee, times, opcode == "conditional") for callee in instruction.called()]
-
-
-def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
-    is_conditional = so_far.is_conditional or caller.is_conditional or call.is_conditional
-    if so_far.times is None or caller.times is None or call.times is None:
-        return _Runs(None, is_conditional)
-    return _Runs(so_far.times + caller.times * call.times, is_conditional)
 
 
 def _pairs(instruction: Instruction) -> Pairs | None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from gda.compiled.hlo.instructions import Computation, Instruction
+from gda.compiled.hlo.instructions import COLLECTIVE, Computation, Instruction
 from gda.compiled.hlo.listing import summed
 from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.memory_traffic import MemoryTraffic
 from gda.compiled.hlo.products import Product, product_of
-from gda.compiled.hlo.program import (
-    UNKNOWN_MESH,
-    Collective,
-    Module,
-    ProgramMesh,
-    modules_of,
-)
+from gda.compiled.hlo.program import Collective, Module
 from gda.compiled.hlo.source_lines import metadata_of
 
 _OPCODE = re.compile(r"\s([a-z][\w\-]*)\(")
@@ -74,40 +71,76 @@ class Schedule(NamedTuple):
         """
         return _flops(self.steps)
 
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives in program order, each once, with all its executions."""
+        found: dict[int, Collective] = {}
+        for step, times, is_conditional in executions(self.steps):
+            if (one := step.collective) is not None:  # the same object at each call
+                before = found.get(id(one))
+                found[id(one)] = dataclasses.replace(
+                    one,
+                    count=summed((before.count if before else 0, times)),
+                    is_conditional=is_conditional or (before is not None and before.is_conditional),
+                )
+        return tuple(found.values())
+
     def unknown(self) -> list[str]:
         """Return the names of the kernels whose products are not known."""
-        products = (each for step in with_inner(self.steps) for each in step.products)
+        products = (each for run in executions(self.steps) for each in run.step.products)
         return [*dict.fromkeys(each.kernel for each in products if each.flops is None)]
 
 
+_Bodies = tuple[tuple[Step, ...], ...]
+
+
+class Execution(NamedTuple):
+    """A step at one of its places in a program, with its executions there in one call."""
+
+    step: Step
+    times: int | None
+    is_conditional: bool
+
+
+def executions(
+    steps: Iterable[Step],
+    branches: Callable[[_Bodies], Iterable[tuple[Step, ...]]] = tuple,
+    unknown: int | None = None,
+    times: int | None = 1,
+    is_conditional: bool = False,
+) -> Iterator[Execution]:
+    """Yield each step, followed by those that it calls.
+
+    ``branches`` chooses from the bodies of a branch, and ``unknown`` is the length of loops that
+    tell none. ``times`` and ``is_conditional`` are those of the steps.
+    """
+    for step in steps:
+        yield Execution(step, times, is_conditional)
+        each_time = unknown if step.times is None else step.times
+        inner = None if times is None or each_time is None else times * each_time
+        may_be_omitted = is_conditional or step.is_branch
+        for body in branches(step.bodies) if step.is_branch else step.bodies:
+            yield from executions(body, branches, unknown, inner, may_be_omitted)
+
+
 def _flops(steps: Iterable[Step]) -> float | None:
-    total: float | None = 0.0
-    for step in steps:
-        own = summed(product.flops for product in step.products)
-        inner = [_flops(body) for body in step.bodies]
-        called = summed(inner)
-        if step.is_branch and None not in inner:
-            called = max(filter(None, inner), default=0.0)
-        total = summed((total, own, called and (step.times and called * step.times)))
-    return total
+    def order(body: tuple[Step, ...]) -> float:
+        flops = _flops(body)
+        return math.inf if flops is None else flops
+
+    runs = executions(steps, lambda bodies: [max(bodies, key=order, default=())])
+    products = ((product.flops, times) for step, times, _ in runs for product in step.products)
+    return summed(flops and (times and flops * times) for flops, times in products)
 
 
-def with_inner(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield each step, followed by those of the computations that it calls."""
-    for step in steps:
-        yield step
-        for body in step.bodies:
-            yield from with_inner(body)
-
-
-def read_schedule(text: str, mesh: ProgramMesh = UNKNOWN_MESH) -> Schedule:
+def read_schedule(modules: Iterable[Module]) -> Schedule:
     """Return the steps of a program."""
     steps: list[Step] = []
     nbytes = 0
-    for module in modules_of(text, mesh):
+    for module in modules:
         reader = _ScheduleReader(module)
         entry = module.computations[module.entry]
-        steps += reader.steps(module.entry)
+        steps += reader.steps(module.entry, True)
         for name, line in entry.lines.items():
             opcode = _OPCODE.search(f" {line}")
             if opcode is not None and opcode[1] == "parameter":
@@ -115,58 +148,101 @@ def read_schedule(text: str, mesh: ProgramMesh = UNKNOWN_MESH) -> Schedule:
     return Schedule(tuple(steps), nbytes)
 
 
+def read_collectives(modules: Iterable[Module]) -> tuple[Collective, ...]:
+    """Return the collectives of a program, in its order, without reading the lines that compute.
+
+    Those in a computation that is called several times come at its first call.
+    """
+    steps = [step for each in modules for step in _ScheduleReader(each).steps(each.entry, False)]
+    return Schedule(tuple(steps), 0).collectives
+
+
 class _ScheduleReader:
-    """The steps of one module."""
+    """The steps of one module: of a computation all, or those alone that communicate or call."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.traffic = MemoryTraffic(module.computations, module.fusions)
+        self.steps = functools.cache(self._steps)
 
-    def steps(self, name: str) -> tuple[Step, ...]:
+    def _steps(self, name: str, is_whole: bool) -> tuple[Step, ...]:
         computation = self.module.computations[name]
-        found = []
-        for each, line in computation.lines.items():
+        found: list[Step] = []
+        for each in computation.lines if is_whole else computation.of_interest:
+            line = computation.lines[each]
             opcode = _OPCODE.search(f" {line}")
             if opcode is None or opcode[1] in _TAKES_NO_TIME or _GIVES_NAMES.search(line):
                 continue
             instruction = computation.instruction(each)
-            if instruction is not None:
-                found.append(self._step(computation, each, instruction))
+            if instruction is None or instruction.opcode.endswith("-update"):
+                continue
+            if instruction.opcode.endswith("-done"):
+                begun = _beginning(computation, instruction)
+                is_known = is_whole or begun in {step.begins for step in found}
+                found += [Step(ends=begun)] if is_known else []
+            else:
+                found += self._steps_of(computation, each, instruction, is_whole)
         return tuple(found)
 
-    def _step(self, computation: Computation, name: str, instruction: Instruction) -> Step:
-        opcode, module = instruction.opcode, self.module
-        if opcode.endswith(("-done", "-update")):
-            begun = _beginning(computation, instruction)
-            return Step(ends=begun) if opcode.endswith("-done") else Step()
+    def _steps_of(
+        self, computation: Computation, name: str, instruction: Instruction, is_whole: bool
+    ) -> list[Step]:
+        opcode, called = instruction.opcode.removesuffix("-start"), instruction.called()
+        is_sent = instruction.kind is not None or any(self.steps(each, False) for each in called)
+        if not (is_whole or is_sent):
+            return []
         metadata = metadata_of(instruction)
-        place = (metadata.get("op_name", ""), *module.sources.line(metadata))
-        step = Step(op_name=place[0], source_file=place[1], source_line=place[2])
-        if opcode.endswith("-start") and '"is_sync":true' not in computation.lines[name]:
+        file, line = self.module.sources.line(metadata)
+        place = {"op_name": metadata.get("op_name", ""), "source_file": file, "source_line": line}
+        step = Step(**place)
+        if instruction.opcode != opcode and '"is_sync":true' not in computation.lines[name]:
             step = step._replace(begins=name)
         if instruction.kind is not None:
-            return step._replace(collective=module.collective(computation, instruction))
+            return self._communication(computation, name, instruction, step)
         if opcode == "while":
-            times = trip_count(instruction, computation, module.computations)
-            bodies = tuple(map(self.steps, instruction.called("body")))
-            return step._replace(bodies=bodies, times=times)
-        if opcode in ("conditional", "call", "async-start"):
-            bodies = tuple(map(self.steps, instruction.called()))
-            return step._replace(bodies=bodies, is_branch=opcode == "conditional")
-        return self._kernel(computation, name, instruction, step)
+            times = trip_count(instruction, computation, self.module.computations)
+            # Of a test, which is a small kernel, the communication alone takes time.
+            tests = [self.steps(each, False) for each in instruction.called("condition")]
+            often = None if times is None else times + 1
+            test = step._replace(bodies=(*filter(None, tests),), times=often)
+            bodies = tuple(self.steps(each, is_whole) for each in instruction.called("body"))
+            loop = step._replace(bodies=bodies, times=times)
+            return [*[test] * any(tests), loop]
+        if opcode in ("conditional", "call", "async") or re.fullmatch(COLLECTIVE, opcode):
+            bodies = tuple(self.steps(each, is_whole) for each in called)
+            return [step._replace(bodies=bodies, is_branch=opcode == "conditional")]
+        inside = tuple(filter(None, (self.steps(each, False) for each in called)))
+        if opcode == "fusion" and inside:  # of a TPU, which communicates while it computes
+            return [
+                each._replace(begins=each.begins or step.begins, **place)
+                for body in inside
+                for each in body
+            ]
+        kernel = [self._kernel(computation, name, instruction, step)] if is_whole else []
+        return kernel + [step._replace(bodies=inside, times=None)] * bool(inside)
+
+    def _communication(
+        self, computation: Computation, name: str, instruction: Instruction, step: Step
+    ) -> list[Step]:
+        """Return the step of a collective.
+
+        A TPU communicates while it computes: a collective, of one channel, is written in the fusion
+        that begins it, in those that run meanwhile, and in the one that ends it.
+        """
+        channel = f"channel {instruction.attributes.get('channel_id')}"
+        if name in computation.ended_elsewhere:
+            step = step._replace(begins=channel)
+        elif self.module.was_begun(instruction):
+            is_end = any(_ENDS in line for line in computation.lines.values())
+            return [step._replace(ends=channel)] * is_end
+        return [step._replace(collective=self.module.collective(computation, name))]
 
     def _kernel(
         self, computation: Computation, name: str, instruction: Instruction, step: Step
     ) -> Step:
-        fused = [*self._fused(instruction)]
-        found = self._communication(fused)
-        if found is not None:
-            step = step._replace(**found)
-            if step.collective is not None or step.ends:
-                return step
-        cycles = _CYCLES.search(computation.lines[name])
-        inside = [(each, line) for each in fused for line in each.lines]
+        inside = [(each, line) for each in self._fused(instruction) for line in each.lines]
         products = [product_of(*each) for each in [(computation, name), *inside]]
+        cycles = _CYCLES.search(computation.lines[name])
         return step._replace(
             products=tuple(each for each in products if each is not None),
             arrays=self.traffic.of(computation, name),
@@ -181,22 +257,6 @@ class _ScheduleReader:
                 yield computation
                 for inner in computation.of_interest.values():
                     yield from self._fused(inner)
-
-    def _communication(self, fused: Sequence[Computation]) -> dict[str, object] | None:
-        """Return the collective in a fusion of a TPU, or the one that it begins or ends."""
-        for computation in fused:
-            for name, instruction in computation.of_interest.items():
-                if instruction.kind is None:
-                    continue
-                channel = f"channel {instruction.attributes.get('channel_id')}"
-                if name in computation.ended_elsewhere:
-                    found = self.module.collective(computation, instruction)
-                    return {"collective": found, "begins": channel}
-                if self.module.was_begun(instruction):
-                    is_end = any(_ENDS in line for line in computation.lines.values())
-                    return {"ends": channel} if is_end else None
-                return {"collective": self.module.collective(computation, instruction)}
-        return None
 
 
 def _beginning(computation: Computation, instruction: Instruction) -> str:

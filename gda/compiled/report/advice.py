@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gda.compiled.devices.device_kinds import speeds_of_device
 from gda.compiled.hlo import format_source
+from gda.compiled.rehearsal_facts import ArgumentBytes, RehearsalFacts
 from gda.compiled.report.rehearsal_text import format_seconds, repetition_of
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid, better_spec
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
-
-if TYPE_CHECKING:
-    from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
 
 _LEAST_SHARE = 100  # of the memory or of the time: less is not worth a line
 _MOST_NAMES = 2
@@ -45,7 +43,7 @@ class Advice(NamedTuple):
     saves_seconds: float | None = None
 
 
-def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
+def advice_of(rehearsal: RehearsalFacts) -> tuple[Advice, ...]:
     """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
     found = [*_repeated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
 
@@ -56,11 +54,11 @@ def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
     return (*_temporaries(rehearsal), *sorted(found, key=order))
 
 
-def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
+def _is_much(nbytes: int, rehearsal: RehearsalFacts) -> bool:
     return nbytes * _LEAST_SHARE > (rehearsal.peak_bytes or rehearsal.argument_bytes)
 
 
-def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
+def _repeated(rehearsal: RehearsalFacts) -> Iterator[Advice]:
     """Yield the work that devices repeat, as for a batch that is not sharded."""
     if repeated := repetition_of(rehearsal):
         shape = rehearsal.mesh_shape
@@ -85,7 +83,7 @@ def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
         )
 
 
-def _temporaries(rehearsal: Rehearsal) -> Iterator[Advice]:
+def _temporaries(rehearsal: RehearsalFacts) -> Iterator[Advice]:
     """Yield the bytes that temporaries must lose, if the program would fit then."""
     capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
     if not rehearsal.temporaries or capacity is None or peak is None or peak <= capacity:
@@ -104,7 +102,7 @@ def _temporaries(rehearsal: Rehearsal) -> Iterator[Advice]:
     )
 
 
-def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
+def _shardings(rehearsal: RehearsalFacts) -> Iterator[Advice]:
     """Yield for arguments of the same shape and spec the one that further axes would shard."""
     alike: dict[tuple[str, Shape, tuple[SpecEntry, ...]], list[ArgumentBytes]] = {}
     for each in rehearsal.arguments:
@@ -128,7 +126,7 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
             yield Advice(text, saved, seconds)
 
 
-def _is_worth(saved: int, seconds: float | None, rehearsal: Rehearsal) -> bool:
+def _is_worth(saved: int, seconds: float | None, rehearsal: RehearsalFacts) -> bool:
     """Return True if the program does not fit, or if memory is saved that costs little time."""
     if rehearsal.fits is False:
         return True
@@ -138,7 +136,7 @@ def _is_worth(saved: int, seconds: float | None, rehearsal: Rehearsal) -> bool:
     return saved * _LEAST_SHARE >= capacity and seconds * _LEAST_SHARE <= step
 
 
-def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
+def _donations(rehearsal: RehearsalFacts) -> Iterator[Advice]:
     nbytes = rehearsal.undonated_bytes
     if _is_much(nbytes, rehearsal):
         could_be = [each for each in rehearsal.arguments if each.could_be_donated]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.rehearsal_facts import ArgumentBytes, RehearsalFacts
 from gda.layout.spec import format_spec
 from gda.layout.text import (
     format_bytes,
@@ -20,9 +20,6 @@ from gda.layout.text import (
 from gda.show.array_table import array_table
 from gda.show.report import Table
 
-if TYPE_CHECKING:
-    from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
-
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
@@ -30,8 +27,8 @@ _LEAST_OF_PEAK = 10  # a tenth of it
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 
 
-def parts_of(rehearsal: Rehearsal) -> list[str | Table]:
-    """Return the report on a rehearsal."""
+def parts_of(rehearsal: RehearsalFacts, advice: Sequence[str]) -> list[str | Table]:
+    """Return the report on a rehearsal, with advice on it."""
     parts: list[str | Table] = [_headline(rehearsal), ""]
     parts += [Table(_memory_cells(rehearsal), {"per device"}), "", *_notes(rehearsal), ""]
     if rehearsal.fits is False:
@@ -40,16 +37,16 @@ def parts_of(rehearsal: Rehearsal) -> list[str | Table]:
             parts += [*shown, ""] if shown else []
         parts += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     parts += [*_communication(rehearsal), *_places(rehearsal)]
-    return [*parts, *_large_temporaries(rehearsal), *_advice(rehearsal)]
+    return [*parts, *_large_temporaries(rehearsal), *_advice(advice)]
 
 
-def _headline(rehearsal: Rehearsal) -> str:
+def _headline(rehearsal: RehearsalFacts) -> str:
     mesh = f", mesh {format_mesh(rehearsal.mesh_shape)}" if rehearsal.mesh_shape else ""
     devices = f"{rehearsal.num_devices:,} x {rehearsal.device_kind}{mesh}"
     return f"{rehearsal.name} on {devices}: {ANSWERS[rehearsal.fits]}"
 
 
-def _notes(rehearsal: Rehearsal) -> list[str]:
+def _notes(rehearsal: RehearsalFacts) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
     if flops := rehearsal.flops:
@@ -58,7 +55,7 @@ def _notes(rehearsal: Rehearsal) -> list[str]:
     return [*lines, *_times(rehearsal), f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
 
-def repetition_of(rehearsal: Rehearsal) -> str:
+def repetition_of(rehearsal: RehearsalFacts) -> str:
     """Return the words for work that several devices do; empty for little of it."""
     times, num_devices = rehearsal.repetitions or 1, rehearsal.num_devices
     if num_devices == 1 or times < _MUCH_REPEATED:
@@ -68,7 +65,7 @@ def repetition_of(rehearsal: Rehearsal) -> str:
     return f"devices repeat work: each product is computed {times:.2g} times on average"
 
 
-def _times(rehearsal: Rehearsal) -> list[str]:
+def _times(rehearsal: RehearsalFacts) -> list[str]:
     """Return lines on the time of a call; none if the speeds of the devices are unknown."""
     seconds = rehearsal.seconds
     if not seconds.estimate:
@@ -102,7 +99,7 @@ def format_seconds(seconds: float | None) -> str:
     return f"{seconds / size:,.1f} {unit}"
 
 
-def _memory_cells(rehearsal: Rehearsal) -> list[list[str]]:
+def _memory_cells(rehearsal: RehearsalFacts) -> list[list[str]]:
     aliased, capacity = rehearsal.aliased_bytes, rehearsal.capacity_bytes
     peak = rehearsal.peak_bytes
     in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
@@ -155,7 +152,7 @@ def _temporary_cells(temporary: Temporary, num_devices: int) -> list[str]:
     ]
 
 
-def _communication(rehearsal: Rehearsal) -> list[str | Table]:
+def _communication(rehearsal: RehearsalFacts) -> list[str | Table]:
     traffic = rehearsal.traffic
     if not traffic:
         return [] if rehearsal.collectives is None else ["no communication"]
@@ -172,7 +169,7 @@ def _communication(rehearsal: Rehearsal) -> list[str | Table]:
     return [Table([header, *rows], header[1:])]
 
 
-def _places(rehearsal: Rehearsal) -> list[str | Table]:
+def _places(rehearsal: RehearsalFacts) -> list[str | Table]:
     """Return the lines of code that take longest, as a table."""
     header = ["longest", "about", "communicates", "memory traffic", "operations"]
     rows = [
@@ -186,7 +183,7 @@ def _places(rehearsal: Rehearsal) -> list[str | Table]:
     return ["", Table([header, *rows], header[1:])] if rows else []
 
 
-def _large_temporaries(rehearsal: Rehearsal) -> list[str | Table]:
+def _large_temporaries(rehearsal: RehearsalFacts) -> list[str | Table]:
     """Return the lines of those that take much of the peak, if they have whole shapes."""
     least = (rehearsal.peak_bytes or 0) / _LEAST_OF_PEAK
     large = [each for each in rehearsal.temporaries if each.nbytes >= least]
@@ -195,9 +192,8 @@ def _large_temporaries(rehearsal: Rehearsal) -> list[str | Table]:
     return ["", *_temporary_table(large, rehearsal.num_devices)]
 
 
-def _advice(rehearsal: Rehearsal) -> list[str]:
-    advice = rehearsal.advice
-    lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
+def _advice(advice: Sequence[str]) -> list[str]:
+    lines = [f"- {each}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
     return ["", "to save time or memory:", *lines] if lines else []
