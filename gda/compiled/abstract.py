@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,17 @@ from jax.sharding import PartitionSpec
 
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
+from gda.checkpoint.step_folders.folder import path_of
+from gda.checkpoint.tree_at import open_tree
 from gda.layout.boundary import public, set_module
 from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
-from gda.trees.leaves import is_container, with_paths
+from gda.storage.sources import Unreadable
+from gda.trees.leaves import as_dicts, is_container, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.per_process import PerProcess
+
+_SECONDS = 600  # for each answer of an object store, as in gda.checkpoint.open
+_STAYS = (str, bytes, PerProcess, Unreadable)  # no arrays, but leaves of a checkpoint
 
 
 @set_module("gda")
@@ -26,8 +34,10 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
 
     Args:
       tree: a pytree of arrays, ``GlobalArray``s, ``PaddedArray``s, ``jax.ShapeDtypeStruct``s,
-        NumPy arrays and numbers; also that of a checkpoint, ``gda.checkpoint.open(path)``,
-        whose arrays have no weak types.
+        NumPy arrays, numbers and sources; also that of a checkpoint, ``gda.checkpoint.open(path)``,
+        whose arrays have no weak types, or of files, ``gda.storage.open_safetensors(path)``. Or the
+        path of a checkpoint, of a step of a run such as ``'runs/a@latest'``, of safetensors files
+        or of an Orbax run. No data of arrays is read.
       mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``, or an
         ``AbstractMesh``, for layouts without devices. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``tree``. JAX drops ``memory_kind=``
@@ -39,11 +49,13 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     Returns:
       the same tree with a ``jax.ShapeDtypeStruct`` for each array and number, of its weak type and
         kind of memory. A ``GlobalArray`` or ``PaddedArray`` stays one, with a
-        ``jax.ShapeDtypeStruct`` inside; a ``PaddedArray`` is padded for the new mesh.
+        ``jax.ShapeDtypeStruct`` inside; a ``PaddedArray`` is padded for the new mesh. Mappings of
+        sources become dicts. Strings and values of each process stay.
 
     Raises:
       TypeError, ValueError: ``specs`` is no prefix of ``tree``, a leaf is no array, or a spec does
         not fit its array; with a note of the path.
+      CheckpointNotFoundError, CorruptionError, OSError: as ``gda.checkpoint.open``, for a path.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -53,13 +65,18 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     >>> placed['w'].shape, tuple(placed['w'].sharding.spec)
     ((16, 8), ('data', 'model'))
     """
+    if isinstance(tree, str | os.PathLike):
+        tree = open_tree(path_of(tree, _SECONDS), _SECONDS).tree
+    tree = as_dicts(tree)
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     return jax.tree.unflatten(structure, with_paths(tree, partial(_placed, mesh), leaves, layouts))
 
 
-def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of a leaf, of a container those of its elements."""
+def _shaped(leaf: Any) -> jax.ShapeDtypeStruct | None:
+    """Return shape and dtype of a leaf, of a container those of its elements; None if it stays."""
+    if isinstance(leaf, _STAYS):
+        return None
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
         return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=is_weak(leaf))
@@ -71,7 +88,8 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
-    shaped = _shaped(leaf)
+    if (shaped := _shaped(leaf)) is None:
+        return leaf
     found = PartitionSpec() if found is None else found  # of a number, which needs no spec
     over = mesh_and_spec(*mesh_and_spec_of(mesh, found, leaf), MESHES)
     grid = mesh_grid(shaped.shape, over.mesh, over.spec, pad=isinstance(leaf, PaddedArray))

@@ -85,17 +85,44 @@ def test_containers_stay_and_a_padded_array_is_padded_for_the_new_mesh(mesh: Mes
     assert jax.jit(total).lower(placed).as_text() == jax.jit(total).lower(here).as_text()
 
 
-def test_the_tree_of_a_checkpoint(mesh: Mesh, tmp_path: Path) -> None:
-    saved = {"w": np.zeros((8, 4), np.float32), "key": jax.random.key(0), "step": 7}
+def test_the_tree_of_a_checkpoint_and_its_path(mesh: Mesh, tmp_path: Path) -> None:
+    saved = {
+        "w": np.zeros((8, 4), np.float32),
+        "key": jax.random.key(0),
+        "step": 7,
+        "name": "a",
+        "own": gda.checkpoint.PerProcess(b"\0"),
+    }
     gda.checkpoint.save(tmp_path / "step-7", saved)
-    opened = gda.checkpoint.open(tmp_path / "step-7")
-    assert gda.abstract(opened, mesh, P()) == gda.abstract(saved, mesh, P())
+    expected = {name: gda.abstract(saved[name], mesh, P()) for name in ("w", "key", "step")}
+    for tree in (saved, gda.checkpoint.open(tmp_path / "step-7"), tmp_path / "step-7"):
+        found = gda.abstract(tree, mesh, P())
+        assert {name: found[name] for name in expected} == expected
+        assert (found["name"], found["own"].value) == ("a", b"\0")
+    with gda.checkpoint.Run(tmp_path / "run", every=1) as run:
+        run.resume({"w": saved["w"]})
+        run.save(3, {"w": saved["w"]})
+    assert gda.abstract(f"{tmp_path}/run@latest", mesh, P())["w"] == expected["w"]
+    with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="step-8"):
+        gda.abstract(str(tmp_path / "step-8"), mesh, P())
+
+
+def test_the_tensors_of_files_and_their_path(mesh: Mesh, tmp_path: Path) -> None:
+    tensors = {"layers.0.w": np.zeros((8, 4), np.float32), "bias": np.zeros(8, np.float16)}
+    gda.storage.save_safetensors(tmp_path, tensors)
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        return P("data", "model") if path == "layers.0.w" else P()
+
+    expected = gda.abstract(tensors, mesh, spec_of)
+    for tree in (gda.storage.open_safetensors(tmp_path), tmp_path, str(tmp_path)):
+        assert gda.abstract(tree, mesh, spec_of) == expected
 
 
 @pytest.mark.parametrize(
     ("tree", "specs", "error", "says"),
     [
-        ({"w": "text"}, P(), TypeError, "'text' is a str and no array"),
+        ({"w": {1}}, P(), TypeError, r"\{1\} is a set and no array"),
         ({"w": np.zeros(6)}, P("data"), ValueError, "dimension 0 of size 6 is sharded 4 ways"),
         ({"w": np.zeros(8)}, {"v": P()}, ValueError, "specs must be a prefix of the tree"),
         ({"w": np.zeros(8)}, None, TypeError, "without a spec"),
