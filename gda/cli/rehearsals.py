@@ -54,7 +54,8 @@ topologies:
   cpu:8 is 8 virtual devices of this machine, to try a file.
 
 several meshes:
-  Those that fit come first, by estimated time.
+  Those that fit come first, by estimated time. A time such as ">= 28 ms" lacks
+  work that gda cannot count; such meshes come last of these, with the reason.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
@@ -173,10 +174,11 @@ class _Result(NamedTuple):
             return (self.code,)
         nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
         # Without speeds, work that devices repeat counts before bytes.
-        costs = [rehearsal.seconds.estimate, rehearsal.flops]
-        known = [math.inf if each is None else each for each in costs]
+        seconds = rehearsal.seconds
+        known = [math.inf if each is None else each for each in (seconds.estimate, rehearsal.flops)]
         peak = rehearsal.peak_bytes or math.inf
-        return (self.code, nbytes is None, *known, slow or 0, nbytes or 0, peak)
+        is_unknown = seconds.is_bound or nbytes is None
+        return (self.code, is_unknown, *known, slow or 0, nbytes or 0, peak)
 
     def document(self) -> dict[str, Any]:
         request = self.request
@@ -198,12 +200,14 @@ def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
 
 def _lines(results: Sequence[_Result]) -> list[str]:
     """Return the table of several meshes, and the reasons of those without a rehearsal."""
-    from gda.compiled.report.rehearsal_text import repetition_of
+    from gda.compiled.report.rehearsal_text import omissions_of, repetition_of
 
     rehearsed = [(each.mesh, each.rehearsal) for each in results if each.rehearsal]
     parts = [_table(results[0].request, rehearsed)] if rehearsed else []
     repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
     parts.append([f"{mesh}: {words}" for mesh, words in repeated if words])
+    bounds = [(mesh, omissions_of(each)) for mesh, each in rehearsed if each.seconds.is_bound]
+    parts.append([f"{mesh}: {words}" for mesh, words in bounds])
     if failed := [[each.mesh, each.report.reason] for each in results if not each.rehearsal]:
         lines = table([["no rehearsal", "reason"], *failed], width=terminal_width())
         parts.append([*lines, f"for a traceback: --mesh {failed[0][0]} alone"])
@@ -212,7 +216,6 @@ def _lines(results: Sequence[_Result]) -> list[str]:
 
 def _table(request: RehearsalRequest, rehearsed: Sequence[tuple[str, Rehearsal]]) -> list[str]:
     from gda.compiled.hlo import format_axes, format_size
-    from gda.compiled.report.rehearsal_text import format_seconds
 
     _, first = rehearsed[0]
     axes = {each.axes for _, rehearsal in rehearsed for each in rehearsal.traffic}
@@ -226,7 +229,7 @@ def _table(request: RehearsalRequest, rehearsed: Sequence[tuple[str, Rehearsal]]
         nbytes_over = {each.axes: each.nbytes for each in rehearsal.traffic}
         cells = [format_size(nbytes_over.get(key, 0)) for key in ordered]
         cells += [format_size(_bytes_sent(rehearsal, "nbytes_slow"))] * has_slow
-        cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
+        cells += [str(rehearsal.seconds)] * has_seconds
         cells = [""] * len(cells) if rehearsal.fits is False else cells
         fits = {True: "yes", False: "no", None: "?"}[rehearsal.fits]
         rows.append([mesh, fits, format_size(rehearsal.peak_bytes), *cells])

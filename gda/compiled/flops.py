@@ -14,30 +14,35 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from gda.compiled.hlo.products import COMPLEX_FLOPS
 
+_AGAIN = "rematted_computation"  # JAX's scope for what jax.checkpoint computes again
 
-def flops_of(jaxpr: Any) -> float | None:
+
+def flops_of(jaxpr: Any, *, again: bool = True) -> float | None:
     """Return the operations of the matrix products and convolutions of a trace, on all devices.
 
     A product of [m, k] and [k, n] has 2 m k n: a multiplication and an addition for each term. One
     of complex numbers is three of real numbers. A convolution has twice its output times the inputs
     of one output element. Of branches, the most expensive counts. The rest of a program, element by
     element, is not counted. None if there is a ``ragged_dot``, or if a loop of unknown length or a
-    kernel of Pallas has such operations.
+    kernel of Pallas has such operations. Without ``again``, the products that ``jax.checkpoint``
+    computes a second time are omitted.
     """
     if isinstance(jaxpr, ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
     total = 0.0
     for equation in jaxpr.eqns:
-        flops = _flops_of_equation(equation)
+        flops = _flops_of_equation(equation, again)
         if flops is None:
             return None
         total += flops
     return total
 
 
-def _flops_of_equation(equation: Any) -> float | None:
+def _flops_of_equation(equation: Any, again: bool) -> float | None:
     """Return the operations of an equation and of the functions inside; None as ``flops_of``."""
     name, params = equation.primitive.name, equation.params
+    if not again and _AGAIN in str(equation.source_info.name_stack):
+        return 0.0
     if name.startswith("ragged_dot"):
         return None  # its groups have sizes that only the program knows
     if name == "dot_general":
@@ -50,7 +55,7 @@ def _flops_of_equation(equation: Any) -> float | None:
         outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
         terms = math.prod(kernel) / outputs
         return _flops_of_one(equation) * math.prod(equation.outvars[0].aval.shape) * terms
-    inner = [*map(flops_of, inner_of(equation))]
+    inner = [flops_of(each, again=again) for each in inner_of(equation)]
     if name == "cond":
         return None if None in inner else max(inner, default=0.0)  # pyright: ignore
     total = 0.0

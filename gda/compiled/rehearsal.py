@@ -54,6 +54,8 @@ class Rehearsal(RehearsalFacts, Report):
       message: the words of the compiler for a program that does not fit; else empty.
       flops_total: those of the function as it was traced, on all devices together, each once;
         None also for a function that came lowered or compiled.
+      flops_model: those of ``flops_total`` without the products that ``jax.checkpoint`` computes
+        again. What a kernel or a custom derivative computes again counts.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
 

@@ -98,6 +98,7 @@ class RehearsalFacts:
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
     flops_total: float | None = None
+    flops_model: float | None = None
     seconds: StepSeconds = field(default_factory=StepSeconds)
     examples: float | None = None
     price: float | None = None
@@ -109,23 +110,32 @@ class RehearsalFacts:
         It is 1 if they share the products, and ``num_devices`` if each computes all of them, as
         with a batch that is not sharded. XLA may add products of its own, or remove some.
         """
-        if not self.flops or not self.flops_total:
-            return None
-        return max(1.0, self.flops * self.num_devices / self.flops_total)
+        return repetitions_of(self.flops, self.num_devices, self.flops_total)
 
     @property
     def examples_per_second(self) -> float | None:
-        """The examples in an estimated second; None if there are none, or the estimate is."""
+        """The examples in an estimated second; None if there are none, or the estimate is.
+
+        They are at most as many if ``seconds.is_bound``.
+        """
         seconds = self.seconds.estimate
         return self.examples / seconds if self.examples and seconds else None
 
     @property
     def cost(self) -> float | None:
-        """The estimated cost of one call on all devices, in the currency of ``price``."""
+        """The estimated cost of one call on all devices, in the currency of ``price``.
+
+        It is at least as high if ``seconds.is_bound``.
+        """
         seconds = self.seconds.estimate
         if self.price is None or seconds is None:
             return None
         return self.price * self.num_devices * seconds / 3600
+
+
+def repetitions_of(flops: float | None, num_devices: int, total: float | None) -> float | None:
+    """Return how often devices with ``flops`` each do the work ``total``; None if it is unknown."""
+    return max(1.0, flops * num_devices / total) if flops and total else None
 
 
 def traffic_of(

@@ -27,7 +27,7 @@ from gda.compiled.hlo import Collectives, Schedule, format_size, read_schedule
 from gda.compiled.hlo.allocations import read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import Rehearsal
-from gda.compiled.rehearsal_facts import ArgumentBytes, traffic_of
+from gda.compiled.rehearsal_facts import ArgumentBytes, repetitions_of, traffic_of
 from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
@@ -133,6 +133,7 @@ def rehearsal_of(
         else _memory_of(program, build, device)
     )
     flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    flops_model = flops_of(stage.jaxpr, again=False) if isinstance(stage, Traced) else None
     modules = modules_in(build.text, mesh) if build.text else []  # unless it is not written
     schedule = read_schedule(modules) if modules else None
     collectives = _collectives_of(build, schedule, mesh)
@@ -149,6 +150,7 @@ def rehearsal_of(
         undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
         flops=None if schedule is None else schedule.flops,
         flops_total=flops_total,
+        flops_model=flops_model,
         compile_seconds=seconds,
         collectives=collectives,
         traffic=() if collectives is None else traffic_of(collectives, has_slow, hosts, links),
@@ -159,7 +161,8 @@ def rehearsal_of(
         price=price,
     )
     kind = kind_of_device(device.device_kind)
-    seconds_of_step = seconds_of(schedule, kind, links, rehearsal.repetitions or 1)
+    of_model = repetitions_of(rehearsal.flops, num_devices, flops_model)
+    seconds_of_step = seconds_of(schedule, kind, links, rehearsal.repetitions or 1, of_model)
     return dataclasses.replace(rehearsal, seconds=seconds_of_step)
 
 

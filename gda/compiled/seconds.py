@@ -27,6 +27,7 @@ class PlaceSeconds(NamedTuple):
       nbytes: bytes that they read and write in the memory of the device.
       flops: floating-point operations of its products.
       communication: the part of ``seconds`` in collectives.
+      is_bound: ``seconds`` and ``flops`` are lower bounds, as a kernel of the line is unknown.
 
     >>> import gda
     >>> gda.PlaceSeconds('model.py:7', seconds=2e-3, nbytes=1024, flops=2e9).communication
@@ -38,6 +39,7 @@ class PlaceSeconds(NamedTuple):
     nbytes: int
     flops: float
     communication: float = 0.0
+    is_bound: bool = False
 
 
 @set_module("gda")
@@ -59,8 +61,11 @@ class StepSeconds:
         these speeds. A kernel takes the longer of its products and its bytes, and the time to start
         it; a collective that is asynchronous runs beside the kernels until its end. Of branches the
         most expensive counts.
-      mfu: the part of the peak that the estimate has: ``compute / estimate``, with work that
-        devices repeat counted once. Work that the program does again to save memory counts.
+      hfu: the part of the peak that the estimate has: ``compute / estimate``, with work that
+        devices repeat counted once. Work that the program does again to save memory counts. None if
+        the estimate is a bound.
+      mfu: the same without the products that ``jax.checkpoint`` computes again; None also for a
+        function that came lowered or compiled.
       not_counted: the reasons for which a figure is None or too low.
       places: the lines with the most estimated seconds, the longest first.
 
@@ -74,6 +79,7 @@ class StepSeconds:
     memory: float | None = None
     communication: float | None = None
     estimate: float | None = None
+    hfu: float | None = None
     mfu: float | None = None
     not_counted: tuple[str, ...] = ()
     places: tuple[PlaceSeconds, ...] = field(default=(), repr=False)
@@ -82,6 +88,11 @@ class StepSeconds:
     def bound(self) -> float | None:
         parts = [self.compute, self.memory, self.communication]
         return max((each for each in parts if each is not None), default=None)
+
+    @property
+    def is_bound(self) -> bool:
+        """The estimate is a lower bound, since some work is not counted."""
+        return self.estimate is not None and bool(self.not_counted)
 
     @property
     def bounded_by(self) -> str | None:
@@ -100,9 +111,22 @@ class StepSeconds:
             **{name: getattr(self, name) for name in self.__dataclass_fields__},
             "bound": self.bound,
             "bounded_by": self.bounded_by,
+            "is_bound": self.is_bound,
+            "text": str(self),
             "not_counted": [*self.not_counted],
             "places": [each._asdict() for each in self.places],
         }
+
+    def __str__(self) -> str:
+        return format_seconds(self.estimate, self.is_bound)
+
+
+def format_seconds(seconds: float | None, is_bound: bool = False) -> str:
+    """Return a time in words, such as ``1.5 s``, or ``≥ 1.5 s``; ``?`` for an unknown one."""
+    if seconds is None:
+        return "?"
+    unit, size = ("s", 1) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
+    return f"{'≥ ' * is_bound}{seconds / size:,.1f} {unit}"
 
 
 def seconds_of(
@@ -110,8 +134,13 @@ def seconds_of(
     kind: DeviceKind | None,
     links: Interconnect | None,
     repetitions: float,
+    of_model: float | None = None,
 ) -> StepSeconds:
-    """Return the time of a schedule."""
+    """Return the time of a schedule.
+
+    ``repetitions`` is the number of devices that do the same work, and ``of_model`` is how often
+    the work of the model is done, also a second time to save memory; None if it is unknown.
+    """
     if kind is None or kind.speeds is None or kind.memory_bandwidth is None:
         return StepSeconds(not_counted=("the speeds of these devices are unknown",))
     if schedule is None:
@@ -130,13 +159,20 @@ def seconds_of(
     clock = _Clock(rates)
     clock.run(schedule.steps)
     estimate = max(clock.now, compute, memory, communication)
-    unknown = schedule.unknown()
-    reasons = [f"the products of the kernel {name}" for name in unknown]
+    reasons = [f"the products of the kernel {name}" for name in schedule.unknown()]
     if any(each.times is None for each in steps):
         reasons.append("all but one trip of a loop of unknown length")
-    mfu = compute / estimate / repetitions if compute and not unknown else None
-    rows = _places(schedule.steps, rates)
-    return StepSeconds(compute, memory, communication, estimate, mfu, tuple(reasons), rows)
+    used = compute / estimate if compute and not reasons else None
+    return StepSeconds(
+        compute=compute,
+        memory=memory,
+        communication=communication,
+        estimate=estimate,
+        hfu=used and used / repetitions,
+        mfu=used / of_model if used and of_model else None,
+        not_counted=tuple(reasons),
+        places=_places(schedule.steps, rates),
+    )
 
 
 @dataclass(frozen=True)
@@ -274,5 +310,6 @@ def _places(steps: Iterable[Step], rates: _Rates) -> tuple[PlaceSeconds, ...]:
             so_far.nbytes + times * sum(step.arrays),
             so_far.flops + times * sum(each.flops or 0 for each in step.products),
             so_far.communication + (seconds if step.collective is not None else 0.0),
+            so_far.is_bound or any(each.flops is None for each in step.products),
         )
     return tuple(sorted(totals.values(), key=lambda each: -each.seconds)[:_MOST_PLACES])

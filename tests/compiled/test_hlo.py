@@ -221,6 +221,10 @@ def test_collective_overlapped_on_a_tpu_counts_once() -> None:
     begun, *more = read(body, before=BESIDE.replace("channel_id=7", "channel_id=8", 1))
     assert begun.count == 1
     assert sorted(each.count or 0 for each in more) == [1, 6]
+    # So is one of another kind, even of the same channel, as in a program of several slices.
+    reduced = reduction("channel_id=7, replica_groups=[2,4]<=[8]").replace("%p", "%p.9")
+    both = read(f"{body}\n{reduced}", before=BESIDE)
+    assert [each.kind for each in both] == ["all-gather", "all-reduce"]
 
 
 SCATTERED = """

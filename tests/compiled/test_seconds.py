@@ -65,7 +65,7 @@ def test_a_product_takes_its_operations_at_the_peak_of_its_type(
     assert found.compute == found.bound == 2 * 8192**3 / peak
     assert found.bounded_by == "compute"
     assert found.estimate == pytest.approx(2 * 8192**3 / (0.8 * peak) + LAUNCH)
-    assert found.mfu == pytest.approx(found.compute / found.estimate)
+    assert found.hfu == pytest.approx(found.compute / found.estimate)
     width = {"bf16": 2, "f32": 4}.get(dtype, 1)
     accessed = 2 * width * 8192**2, 2 * 8192**2  # operands and result
     assert sum(read_schedule(modules_of(product(dtype, more))).steps[-1].arrays) == sum(accessed)
@@ -128,6 +128,8 @@ def test_decoding_takes_the_time_to_read_each_layer_once() -> None:
 def test_a_loop_of_unknown_length_is_named_and_counts_once() -> None:
     found = on_h100(decode(known=""))
     assert found.not_counted == ("all but one trip of a loop of unknown length",)
+    assert found.is_bound
+    assert found.hfu is None
     assert found.compute == 0.0
     assert found.estimate == pytest.approx((W + 4 * 8 * 8192) / BANDWIDTH / 0.93 + LAUNCH)
 
@@ -215,7 +217,7 @@ def branches() -> str:
 
 def test_the_bound_takes_the_cheapest_branch_and_the_estimate_the_dearest() -> None:
     found = on_h100(branches())
-    assert (found.bound, found.bounded_by, found.mfu) == (0, None, None)
+    assert (found.bound, found.bounded_by, found.hfu, found.mfu) == (0, None, None, None)
     assert found.estimate == pytest.approx(2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH)
 
 
@@ -281,7 +283,11 @@ def test_a_kernel_that_is_not_known_is_named(estimate: str) -> None:
     assert read_schedule(modules_of(text)).flops == (4e9 if estimate else None)
     named = "the products of the kernel __gpu$xla.gpu.triton"
     assert found.not_counted == (() if estimate else (named,))
-    assert (found.mfu is None) == (not estimate)
+    assert (found.hfu is None) == (not estimate) == found.is_bound
+    assert str(found).startswith("≥ ") == (not estimate)
+    assert found.to_dict()["text"] == str(found)
+    assert found.to_dict()["is_bound"] == found.is_bound
+    assert [each.is_bound for each in found.places] == [found.is_bound]
     assert found.estimate is not None
     # It may read a part of its array, as attention over the pages of a cache does.
     assert found.memory == 0

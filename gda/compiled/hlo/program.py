@@ -149,10 +149,12 @@ class Module:
                 called = instruction.called()
                 if instruction.opcode == "fusion":
                     self.fusions |= dict.fromkeys(called, instruction)
+        # A collective of another kind may have the same channel.
         self.channels_of_parts = {
-            computation.of_interest[name].attributes.get("channel_id", "none")
+            (instruction.kind, instruction.attributes.get("channel_id", "none"))
             for computation in self.computations.values()
-            for name in computation.ended_elsewhere & computation.of_interest.keys()
+            for name, instruction in computation.of_interest.items()
+            if name in computation.ended_elsewhere
         }
         self.partitions = num_devices(text)
         self.sources = Sources(text)
@@ -160,7 +162,7 @@ class Module:
 
     def was_begun(self, instruction: Instruction) -> bool:
         """Return True if this continues or ends a collective that began elsewhere."""
-        channel = instruction.attributes.get("channel_id")
+        channel = instruction.kind, instruction.attributes.get("channel_id")
         return channel in self.channels_of_parts and not instruction.is_between_slices
 
     def _collective(self, computation: Computation, name: str) -> Collective:

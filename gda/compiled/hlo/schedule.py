@@ -229,7 +229,7 @@ class _ScheduleReader:
         A TPU communicates while it computes: a collective, of one channel, is written in the fusion
         that begins it, in those that run meanwhile, and in the one that ends it.
         """
-        channel = f"channel {instruction.attributes.get('channel_id')}"
+        channel = f"{instruction.kind}, channel {instruction.attributes.get('channel_id')}"
         if name in computation.ended_elsewhere:
             step = step._replace(begins=channel)
         elif self.module.was_begun(instruction):

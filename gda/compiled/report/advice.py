@@ -9,7 +9,8 @@ from typing import NamedTuple
 from gda.compiled.devices.device_kinds import speeds_of_device
 from gda.compiled.hlo import format_source
 from gda.compiled.rehearsal_facts import ArgumentBytes, RehearsalFacts
-from gda.compiled.report.rehearsal_text import format_seconds, repetition_of
+from gda.compiled.report.rehearsal_text import repetition_of
+from gda.compiled.seconds import format_seconds
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid, better_spec
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec

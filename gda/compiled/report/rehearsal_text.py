@@ -8,6 +8,7 @@ from functools import partial
 from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.rehearsal_facts import ArgumentBytes, RehearsalFacts
+from gda.compiled.seconds import format_seconds
 from gda.layout.spec import format_spec
 from gda.layout.text import (
     format_bytes,
@@ -68,35 +69,38 @@ def repetition_of(rehearsal: RehearsalFacts) -> str:
 def _times(rehearsal: RehearsalFacts) -> list[str]:
     """Return lines on the time of a call; none if the speeds of the devices are unknown."""
     seconds = rehearsal.seconds
-    if not seconds.estimate:
+    if not (seconds.estimate or seconds.is_bound):
         return []
-    mfu = "" if seconds.mfu is None else f"; MFU {seconds.mfu:.0%}"
+    shares = {"MFU": seconds.mfu, "HFU": seconds.hfu if seconds.hfu != seconds.mfu else None}
+    used = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share is not None)
+    about, at_most = ("≥", "at most") if seconds.is_bound else ("about", "about")
     bounded = f", bounded by {seconds.bounded_by}" if seconds.bounded_by else ""
     lines = [
-        f"takes about {format_seconds(seconds.estimate)}, at least "
-        f"{format_seconds(seconds.bound)}{bounded}{mfu}",
+        f"takes {about} {format_seconds(seconds.estimate)}, at least "
+        f"{format_seconds(seconds.bound)}{bounded}{'; ' * bool(used)}{used}",
         "(an estimate from the compiled program and published speeds: no device ran it)",
     ]
     if seconds.not_counted:
-        lines.append(f"not counted: {listed([*map(printable, seconds.not_counted)])}")
+        lines.append(omissions_of(rehearsal))
     if rate := rehearsal.examples_per_second:
-        lines.append(f"about {rate:,.4g} examples a second")
+        lines.append(f"{at_most} {rate:,.4g} examples a second")
     if rehearsal.cost is not None:
         examples = rehearsal.examples
-        each = f", 1,000 examples {rehearsal.cost * 1000 / examples:.3g}" if examples else ""
+        each = (
+            f", 1,000 examples {'≥ ' * seconds.is_bound}{rehearsal.cost * 1000 / examples:.3g}"
+            if examples
+            else ""
+        )
         lines.append(
-            f"a call costs about {rehearsal.cost:.3g}{each}, at {rehearsal.price:g} per device "
+            f"a call costs {about} {rehearsal.cost:.3g}{each}, at {rehearsal.price:g} per device "
             "and hour"
         )
     return lines
 
 
-def format_seconds(seconds: float | None) -> str:
-    """Return a time in words, such as ``1.5 s`` or ``12.3 ms``; ``?`` for an unknown one."""
-    if seconds is None:
-        return "?"
-    unit, size = ("s", 1) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
-    return f"{seconds / size:,.1f} {unit}"
+def omissions_of(rehearsal: RehearsalFacts) -> str:
+    """Return the words for work that the estimate does not have."""
+    return f"not counted: {listed([*map(printable, rehearsal.seconds.not_counted)])}"
 
 
 def _memory_cells(rehearsal: RehearsalFacts) -> list[list[str]]:
@@ -174,9 +178,9 @@ def _places(rehearsal: RehearsalFacts) -> list[str | Table]:
     header = ["longest", "about", "communicates", "memory traffic", "operations"]
     rows = [
         [
-            *(printable(each.place or "no line"), format_seconds(each.seconds)),
+            *(printable(each.place or "no line"), format_seconds(each.seconds, each.is_bound)),
             *(format_seconds(each.communication) if each.communication else "",),
-            *(format_bytes(each.nbytes), f"{each.flops:.3g}"),
+            *(format_bytes(each.nbytes), f"{'≥ ' * each.is_bound}{each.flops:.3g}"),
         ]
         for each in rehearsal.seconds.places[:_PLACES_SHOWN]
     ]
