@@ -296,6 +296,31 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
     assert [line.split()[0] for line in out.splitlines()[3:6]] == ["a=8,b=1", "a=2,b=4", "a=1,b=8"]
 
 
+def test_a_time_that_lacks_work_is_a_bound_and_comes_last(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    lacks = gda.StepSeconds(estimate=2e-3, not_counted=("the products of the kernel f",))
+    reports = {
+        1: report(1 << 20, {}, seconds=lacks),
+        2: report(1 << 20, {}, seconds=gda.StepSeconds(estimate=5e-3)),
+        8: report(1 << 35, {}, fits=False),
+    }
+    canned(reports)
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4"
+    meshes = "--mesh", "a=1,b=8; a=8,b=1; a=2,b=4"
+    assert run.printed(*command, *meshes).splitlines()[2:] == [
+        "mesh     fits      peak     about",
+        "a=2,b=4  yes    1.0 MiB    5.0 ms",
+        "a=1,b=8  yes    1.0 MiB  ≥ 2.0 ms",
+        "a=8,b=1  no    32.0 GiB",
+        "",
+        "a=1,b=8: not counted: the products of the kernel f",
+    ]
+    documents = json.loads(run.printed(*command, *meshes, "--json"))
+    shown = [(each["seconds"]["text"], each["seconds"]["is_bound"]) for each in documents]
+    assert shown == [("5.0 ms", False), ("≥ 2.0 ms", True), ("?", False)]
+
+
 def test_the_free_memory_of_a_container_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,23 @@ def test_a_convolution(groups: int) -> None:
 ONE = 2 * 8 * 8 * 8
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_products_that_checkpoint_computes_again_are_told_apart(layers: int) -> None:
+    layer = jax.jit(lambda x, w: jnp.tanh(x @ w))
+
+    def loss(ws: Any, x: Any, wrap: Any) -> Any:
+        return lax.scan(lambda x, w: (wrap(layer)(x, w), None), x, ws)[0].sum()
+
+    def found(wrap: Any, again: bool) -> float | None:
+        step = jax.jit(jax.grad(lambda ws, x: loss(ws, x, wrap), argnums=(0, 1)))
+        return flops_of(step.trace(np.ones((layers, 8, 8)), np.ones((8, 8))).jaxpr, again=again)
+
+    forward = layers * ONE
+    assert found(lambda layer: layer, True) == found(lambda layer: layer, False) == 3 * forward
+    assert found(jax.checkpoint, True) == 4 * forward
+    assert found(jax.checkpoint, False) == 3 * forward
+
+
 def product(x: Any) -> Any:
     return x @ x
 

@@ -1,5 +1,6 @@
 """The seconds of small programs, against figures by hand."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -66,6 +67,9 @@ def test_a_product_takes_its_operations_at_the_peak_of_its_type(
     assert found.bounded_by == "compute"
     assert found.estimate == pytest.approx(2 * 8192**3 / (0.8 * peak) + LAUNCH)
     assert found.hfu == pytest.approx(found.compute / found.estimate)
+    assert found.mfu is None  # it is unknown how often the program does the work of the model
+    twice = seconds_of(read_schedule(modules_of(product(dtype, more), MESH)), H100, None, 1, 2)
+    assert twice.hfu == found.hfu == 2 * (twice.mfu or 0)
     width = {"bf16": 2, "f32": 4}.get(dtype, 1)
     accessed = 2 * width * 8192**2, 2 * 8192**2  # operands and result
     assert sum(read_schedule(modules_of(product(dtype, more))).steps[-1].arrays) == sum(accessed)
@@ -193,8 +197,9 @@ def test_communication_in_the_test_of_a_loop_takes_time_before_each_trip() -> No
     links = Interconnect(H100.speeds, hosts=(0,) * 4)
     with_test = seconds_of(read_schedule(modules), H100, links, 1)
     alone = collective_seconds(read_collectives(modules)[0], links).estimate
-    without = on_h100(decode(), links)
-    assert with_test.estimate == pytest.approx(without.estimate + 11 * alone)
+    without = on_h100(decode(), links).estimate
+    assert without is not None
+    assert with_test.estimate == pytest.approx(without + 11 * alone)
 
 
 def branches() -> str:
@@ -321,6 +326,50 @@ def test_kernels_of_cudnn_by_their_shapes() -> None:
             )
             one = 2 * 4 * 8 * 512 * 1024 * 64
             assert read_schedule(modules_of(text)).flops == products * one * part
+
+
+def test_the_report_tells_bounds_and_recomputation() -> None:
+    found = gda.rehearse(lambda x: x @ x, np.zeros((8, 8), np.float32), examples=8, price=3600)
+
+    def report(**parts: Any) -> str:
+        seconds = StepSeconds(compute=1e-3, memory=0.0, communication=0.0, estimate=2e-3, **parts)
+        return str(dataclasses.replace(found, seconds=seconds))
+
+    begin = "takes about 2.0 ms, at least 1.0 ms, bounded by compute"
+    assert f"{begin}; MFU 38%, HFU 50%\n" in report(hfu=0.5, mfu=0.375)
+    assert f"{begin}; MFU 50%\n" in report(hfu=0.5, mfu=0.5)
+    assert f"{begin}; HFU 50%\n" in report(hfu=0.5)
+    bound = report(not_counted=("the products of the kernel f",))
+    for line in (
+        "takes ≥ 2.0 ms, at least 1.0 ms, bounded by compute",
+        "not counted: the products of the kernel f",
+        "at most 4,000 examples a second",
+        "a call costs ≥ 0.002, 1,000 examples ≥ 0.25, at 3600 per device and hour",
+    ):
+        assert f"\n{line}\n" in bound
+
+
+@pytest.mark.topology
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:4"])
+def test_recomputation_counts_in_hfu_alone(topology: str) -> None:
+    mesh = gda.rehearsal_mesh(topology, {"data": 4})
+
+    def loss(ws: Any, x: Any) -> Any:
+        layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+        return (lax.scan(layer, x, ws)[0].astype(jnp.float32) ** 2).mean()
+
+    args = (
+        abstract((4, 1024, 1024), mesh, dtype=jnp.bfloat16),
+        abstract((8192, 1024), mesh, "data", dtype=jnp.bfloat16),
+    )
+    found = gda.rehearse(jax.grad(loss), *args)
+    forward = 4 * 2 * 8192 * 1024**2
+    assert found.flops_model is not None
+    assert found.flops_total == found.flops_model + forward
+    assert found.seconds.hfu is not None
+    assert found.seconds.mfu is not None
+    share = found.seconds.mfu / found.seconds.hfu
+    assert share == pytest.approx(found.flops_model / found.flops_total)
 
 
 def test_devices_without_speeds_have_no_seconds() -> None:
