@@ -145,6 +145,10 @@ REFUSING: dict[str, Callable[[Any, Path], object]] = {
     "fingerprint": lambda x, _: gda.fingerprint({"x": x}),
     "check_replicas_agree": lambda x, _: gda.check_replicas_agree({"x": x}),
     "to_numpy": lambda x, _: gda.to_numpy({"x": x}),
+    "gather": lambda x, _: gda.GlobalArray.from_array(x).gather(),
+    "asarray": lambda x, _: np.asarray(gda.GlobalArray.from_array(x)),
+    "from_process_local": lambda x, _: gda.GlobalArray.from_process_local(x, MESH, P()),
+    "global_to_host_array": lambda x, _: gda.compat.global_to_host_array(x),
     "pickle": lambda x, _: pickle.dumps(gda.GlobalArray.from_array(x)),
 }
 

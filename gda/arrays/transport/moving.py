@@ -25,7 +25,7 @@ from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.indices import bounded, common_box, index_at, start_of, within
 from gda.layout.reshard.rounds import MovedPiece
-from gda.layout.spec import Index, Shape, SpecLike
+from gda.layout.spec import Index, Shape, SpecLike, check_reduced
 from gda.mesh import (
     Device,
     MeshLike,
@@ -238,6 +238,7 @@ def gather(
     if is_extended(array.dtype):
         wanted = "GlobalArray.from_array(jax.random.key_data(g.array))"
         raise TypeError(f"NumPy has no {array.dtype}; gather {wanted}")
+    check_reduced(sharding_of(array).spec)
     name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:
