@@ -18,10 +18,8 @@ from jax.sharding import AxisType, NamedSharding
 
 from gda.arrays.bits import as_unsigned, is_narrow
 from gda.arrays.container import Container
-from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
-from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape, format_spec, partitions_of
@@ -101,9 +99,7 @@ class PaddedArray(Container):
         if not isinstance(array, np.ndarray):
             array = live(array_here(array), "give other sources to from_source")
         check_unmasked(array)
-        data = array if is_extended(array.dtype) else np.asarray(array)
-        made = cls.from_source(data, mesh, spec, fill=fill)
-        return cls(weakly_typed(made.array), made.shape) if is_weak(array) else made
+        return cls.from_source(array, mesh, spec, fill=fill)
 
     # Its layout.
 
