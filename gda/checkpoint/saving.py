@@ -31,9 +31,9 @@ from gda.layout.boundary import set_module
 from gda.layout.distribution import DISTRIBUTION
 from gda.layout.text import join_some
 from gda.multihost.agreement import (
-    agreed_by_all,
     call_fields,
     communicates,
+    done_by_all,
     timeout_of_checks,
     wait_for_arrays,
 )
@@ -352,7 +352,7 @@ class Save:
             return {"data": data, "told": told, "looks": looks, "compares": compares}
 
         try:
-            decision = agreed_by_all(
+            decision = done_by_all(
                 work,
                 outcome,
                 self._name,

@@ -32,7 +32,7 @@ from gda.multihost.agreement import (
     check_same_call,
     communicates,
     done_by_all,
-    user_location,
+    here,
 )
 from gda.multihost.descriptions import Description
 from gda.multihost.places import machine
@@ -163,7 +163,7 @@ class _Pull:
         done = all_do(
             work,
             decide=lambda parts: parts[0],
-            what=f"{_NAME} ({user_location()})",
+            what=here(_NAME),
             timeout=self.meeting.left() or _LEAST,
             shared=(*ERRORS.values(), TypeError),
         )

@@ -262,9 +262,10 @@ class OfferServer:
                 connection.send({"error": [kind, message]})
             else:
                 connection.send_text(text)
-                connection.send_blocks(blocks)
                 if kind == "tree":
                     connection.wait_for_end()
+                else:
+                    connection.send_blocks(blocks)
 
     def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Answer:
         """Hold the current version until the puller ends the connection; return its catalog."""

@@ -1,8 +1,7 @@
 """Checks that all processes have the same arrays, and the errors if they do not.
 
 A check goes through ``meeting``, without devices: first the digests of the descriptions, then, if
-these differ, one description of each kind. Functions import ``meeting``, so that a process that
-meets no other loads none of it.
+these differ, one description of each kind.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
@@ -45,6 +44,15 @@ from gda.multihost.descriptions import (
     leaf_fields,
     stable_text,
 )
+from gda.multihost.failure_watch import FailureWatch, watched
+from gda.multihost.meeting import (
+    END_OF,
+    DisagreementError,
+    meet,
+    refuse,
+    refuse_all,
+    with_calls,
+)
 from gda.multihost.places import (
     Place,
     call_at,
@@ -54,10 +62,7 @@ from gda.multihost.places import (
     one_line,
     post,
 )
-
-if TYPE_CHECKING:
-    from gda.multihost.failure_watch import FailureWatch
-    from gda.multihost.steps import Done
+from gda.multihost.steps import Done, all_do
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -130,11 +135,8 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
                 devices.update(leaf.devices.flat)
             elif isinstance(sharding, Sharding):
                 devices |= sharding.device_set
-    from gda.multihost.meeting import refuse
-
     processes = {device.process_index for device in devices} or range(jax.process_count())
-    what = f"{name} ({user_location()})"
-    refuse(one_line(error), what=what, processes=tuple(sorted(processes)))
+    refuse(one_line(error), what=here(name), processes=tuple(sorted(processes)))
 
 
 @overload
@@ -297,17 +299,16 @@ def together(
     timeout = timeout_of_checks() if compares else None
     prepared = prepare()
     if request:
-        _compare(request(prepared), name, processes, timeout)
+        fields = request(prepared)
+        done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
     if not compares:
         return work(prepared)
-
-    from gda.multihost.meeting import END_OF
 
     def unchecked() -> T:
         with _switched(_ConstructorChecks(False, timeout)):
             return work(prepared)
 
-    return done_by_all(unchecked, outcome, END_OF + name, processes, timeout)
+    return done_by_all(unchecked, outcome, END_OF + name, processes, timeout).mine
 
 
 def tells_alone(name: str, reason: str) -> None:
@@ -320,7 +321,7 @@ def tells_alone(name: str, reason: str) -> None:
     if service is not None and is_main and jax.process_count() > 1:
         call = call_at(name)
         made_alone[call] += 1
-        what = f"{name} ({user_location()}), which does not communicate: {reason}"
+        what = f"{here(name)}, which does not communicate: {reason}"
         place = Place(what, group=call, alone=made_alone[call])
         with suppress(Exception):
             wait_for_answers(lambda: post(service, place))
@@ -340,14 +341,8 @@ def check_same_call(
     """
     # Here, so that an error is told at once; in a program of one process, nothing is described.
     fields = call_fields(tree, arguments) if jax.process_count() > 1 else {}
-    _compare(fields, name, processes, timeout)
-    wait_for_arrays(name, tree, processes)
-
-
-def _compare(
-    fields: Description, name: str, processes: tuple[int, ...] | None, timeout: float | None
-) -> None:
     done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
+    wait_for_arrays(name, tree, processes)
 
 
 def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = None) -> None:
@@ -364,10 +359,7 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
         if isinstance(leaf, jax.Array) and not is_tracer(leaf) and not leaf.is_deleted()
     ]
     if not all(array.is_fully_addressable for array in arrays):
-        from gda.multihost.failure_watch import watched
-
-        what = f"{name} ({user_location()})"
-        watched(lambda: jax.block_until_ready(arrays), what, processes or everybody)
+        watched(lambda: jax.block_until_ready(arrays), here(name), processes or everybody)
 
 
 def call_fields(tree: Any, arguments: Mapping[str, object]) -> Description:
@@ -383,56 +375,30 @@ def done_by_all(
     processes: tuple[int, ...] | None = None,
     timeout: float | None = None,
     label: str = "",
-) -> T:
-    """Return the result of ``work``, after some processes, by default all, have done theirs.
-
-    All raise a ``DisagreementError`` if their outcomes differ or the work of one failed, also where
-    checks are off; it then waits long by default. ``label`` is the user's name for this call.
-    """
-    if _those_that_meet(processes):
-        return agreed_by_all(work, outcome, name, processes, timeout, label).mine
-    return work()
-
-
-def _those_that_meet(processes: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return some processes, by default all; none if this one meets no other."""
-    _check_joined()
-    processes = tuple(range(jax.process_count())) if processes is None else processes
-    return processes if len(processes) > 1 and jax.process_index() in processes else ()
-
-
-def agreed_by_all(
-    work: Callable[[], T],
-    outcome: Callable[[T], Description],
-    name: str,
-    processes: tuple[int, ...] | None = None,
-    timeout: float | None = None,
-    label: str = "",
     *,
     share: Callable[[T], Any] = lambda _: None,
     decide: Callable[[dict[int, Any]], Any] = lambda _: None,
     **options: Any,
 ) -> Done[T]:
-    """As ``done_by_all``, and in the same meeting one process decides, if the outcomes agree.
+    """Do a step of some processes, by default all, as ``all_do``, and compare the outcomes.
 
-    ``share``, ``decide`` and the ``options`` are those of ``all_do``.
+    All raise a ``DisagreementError`` if their outcomes differ, also where checks are off; it then
+    waits long by default. One ``decide``s only if they agree. ``label`` is the user's name for this
+    call, and the ``options`` are those of ``all_do``.
     """
-    from gda.multihost.meeting import DisagreementError, meet, with_calls
-    from gda.multihost.steps import Done, all_do
-
-    processes = _those_that_meet(processes)
-    if not processes:
-        result = work()
-        return Done(result, decide({jax.process_index(): share(result)}), [])
-
+    _check_joined()
+    processes = tuple(range(jax.process_count())) if processes is None else processes
+    if len(processes) < 2 or jax.process_index() not in processes:
+        mine = work()
+        return Done(mine, decide({jax.process_index(): share(mine)}), [])
     if timeout is None:
         timeout = timeout_of_calls()
-    what = f"{name} {label}".rstrip() + f" ({user_location()})"
-    here = {("", name): label} if label else {("", "call"): name}
+    what = here(f"{name} {label}".rstrip())
+    call = {("", name): label} if label else {("", "call"): name}
 
     def described() -> tuple[T, bytes]:
         result = work()
-        fields = here | outcome(result)
+        fields = call | outcome(result)
         return result, json.dumps([[*key, value] for key, value in fields.items()]).encode()
 
     def judge(parts: dict[int, Any]) -> dict[str, Any]:
@@ -453,9 +419,9 @@ def agreed_by_all(
     result, text = done.mine
     if difference := done.decision.get("difference"):
         mine = zlib.compress(text) if jax.process_index() in difference["spokesmen"] else b""
-        decide = functools.partial(say_difference, difference["groups"])
+        say = functools.partial(say_difference, difference["groups"])
         differences = meet(
-            mine, decide, kind="descriptions", what=what, timeout=timeout, processes=processes
+            mine, say, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
         error = DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
         raise with_calls(error, difference["calls"])
@@ -465,19 +431,17 @@ def agreed_by_all(
 @contextmanager
 def watching(name: str, processes: tuple[int, ...]) -> Iterator[FailureWatch]:
     """Watch some processes that work together; if one fails or ends, all raise."""
-    from gda.multihost.failure_watch import FailureWatch
-
-    watch = FailureWatch(f"{name} ({user_location()})", processes, timeout_of_checks())
+    watch = FailureWatch(here(name), processes, timeout_of_checks())
     with watch.called():
         yield watch
 
 
-def user_location() -> str:
-    """Return the file and line of the caller outside gda, such as ``train.py:31``."""
+def here(name: str) -> str:
+    """Return a call with the line of the program that makes it: ``gda.load_tree (train.py:31)``."""
     frame, _ = frame_of_caller()
     if frame is None:
-        return "an unknown place"
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        return f"{name} (an unknown place)"
+    return f"{name} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
 
 
 # The end of this process.
@@ -489,8 +453,6 @@ def user_location() -> str:
 def _end() -> None:
     service = coordination.service()
     if service is not None and coordination.has_backends():
-        from gda.multihost.meeting import refuse_all
-
         refuse_all(service)
 
 

@@ -30,7 +30,7 @@ from gda.layout.text import (
     join_some,
 )
 from gda.mesh import Device, devices_of, processes_of, sharding_of
-from gda.multihost.agreement import communicates, done_by_all, tells_alone, user_location, watching
+from gda.multihost.agreement import communicates, done_by_all, here, tells_alone, watching
 from gda.multihost.descriptions import describe, leaf_path
 from gda.multihost.failure_watch import watched
 from gda.trees.leaves import (
@@ -182,8 +182,7 @@ def check_replicas_agree(tree: Any) -> None:
             if row is not None and row.has_replicas
         ]
         # JAX begins no sum while other programs wait for a process that has ended.
-        what = f"{_NAME} ({user_location()})"
-        sums = watched(lambda: sums_of_replicas(replicated), what, processes)
+        sums = watched(lambda: sums_of_replicas(replicated), here(_NAME), processes)
         # An array of one other process has no sums here.
         own = [
             (each, of_devices)
@@ -200,7 +199,7 @@ def check_replicas_agree(tree: Any) -> None:
             tells_alone(_NAME, "no array of the tree is in this process and in others")
         return
     request = jax.tree.unflatten(structure, described)
-    mine = done_by_all(sums_here, lambda _: describe(request), _NAME, processes)
+    mine = done_by_all(sums_here, lambda _: describe(request), _NAME, processes).mine
     _raise_for(_compare_shared(arrays, mine, processes), len(arrays))
 
 

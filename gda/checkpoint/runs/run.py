@@ -36,7 +36,7 @@ from gda.checkpoint.step_folders.folder import (
 )
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
-from gda.multihost.agreement import agreed_by_all, call_fields, communicates
+from gda.multihost.agreement import call_fields, communicates, done_by_all
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import all_do
@@ -540,7 +540,7 @@ class Run:
         if self._is_closed:
             self._ending, self._is_closed = self._ending if self.is_ending else None, False
         agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
-        found = agreed_by_all(
+        found = done_by_all(
             lambda: None,
             lambda _: call_fields((), agreed),
             "gda.checkpoint.Run",
