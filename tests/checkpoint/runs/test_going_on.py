@@ -184,6 +184,7 @@ class Script:
         for of in (self.held, self.perhaps_held, self.damaged):
             of &= {*now}
         self.tried = {}
+        self.meet()  # or one would damage what another still reads
 
     def may_go(self, step: int, now: dict[int, StepFolder]) -> bool:
         """Return True if a step may have been removed since the last look."""
@@ -400,7 +401,8 @@ class Script:
             assert step == 99 or loss == "none", result
         else:
             self.losses.pop(step, None)
-        if step in self.losses:
+        self.look()  # with another loss, the rules may remove it
+        if step in self.whole and step in self.losses:
             assert RunFolder(self.place, 20).metrics(f"{step:08d}") == {"loss": self.losses[step]}
 
     def ask(self) -> None:

@@ -58,6 +58,8 @@ def test_what_is_late_is_waited_for(
             for other in late.values()
         ):
             late.popitem()
+        if late.keys() == {"a manifest", "the folder of all arrays"}:
+            late.popitem()  # a step of begun.json alone is taken for the beginning of a copy
         timers = []
         for i, file in enumerate(late.values()):
             hidden = file.rename(tmp_path / f"hidden{i}")
@@ -72,7 +74,7 @@ def test_what_is_late_is_waited_for(
         assert found["own"].value == 300
         assert (found["large"] == 300).all()
         assert not [*tmp_path.glob("run/*damaged*")]
-        trials.count(kinds[0] if len(kinds) == 1 else "two of them")
+        trials.count(next(iter(late)) if len(late) == 1 else "two of them")
 
 
 # A wrong bit, or a lost end.
