@@ -288,9 +288,7 @@ class Save:
         self._base = None if base is None else open_store(base, timeout)
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit
-        self._needs_base = base is not None
-        self._lock = contextlib.ExitStack()
-        self._has_begun = self._has_linked = False
+        self._held = contextlib.ExitStack()  # the path, in process 0
         self._base_manifest: Manifest | None = None
         self._may_be_committed = False  # True as soon as the new manifest may be there
 
@@ -336,6 +334,8 @@ class Save:
             return call_fields(tree, told) | {(p, "value"): text for p, text in values.items()}
 
         def share(_: None) -> dict[str, Any]:
+            if jax.process_count() == 1:
+                return {"brings": brings, "compares": False, "looks": False}
             compares = any(isinstance(x, GivenLeaf) and x.is_on_own_device for x in self._given)
             looks = isinstance(self.store, FileStore) and not is_known(self.store.url)
             return {"brings": brings, "compares": compares, "looks": looks}
@@ -343,10 +343,8 @@ class Save:
         def begin(parts: dict[int, Any]) -> dict[str, Any]:
             all_parts = [*parts.values()]
             begins, told = decide([part["brings"] for part in all_parts])
-            has_others = len(parts) > 1
             looks, compares = [
-                has_others and any(part[what] for part in all_parts)
-                for what in ("looks", "compares")
+                any(part[what] for part in all_parts) for what in ("looks", "compares")
             ]
             data = self._claim(looks) if begins else None
             return {"data": data, "told": told, "looks": looks, "compares": compares}
@@ -379,11 +377,12 @@ class Save:
 
     def _claim(self, looks: bool) -> str:
         """Claim the path in process 0; return the name of the new directory."""
-        check_names_no_step(self.store.url.removesuffix("/"), self._timeout)
+        if "@" in self.store.url:
+            check_names_no_step(self.store.url.removesuffix("/"), self._timeout)
         if self._base is not None:
             self._base_manifest = load_complete(self._base)
-        self.claim = self._lock.enter_context(_claimed(self.store, self._agreed["overwrite"]))
-        self._has_begun = True
+        self.claim = self._held.enter_context(_claimed(self.store, self._agreed["overwrite"]))
+        self._held.push(self._undo)
         if looks and isinstance(self.store, FileStore):
             self.store.make(self.claim.data)
         return self.claim.data
@@ -453,7 +452,7 @@ class Save:
         try:
             return load_complete(base)
         except (OSError, ValueError) as error:
-            if self._needs_base:
+            if self._agreed.get("base") is not None:
                 raise
             logging.getLogger("gda").warning("nothing is linked to %s: %s", base.url, error)
             return _EMPTY
@@ -464,9 +463,9 @@ class Save:
         ``keeps`` is that of ``take``. Does nothing without a base, and when it is called again.
         """
         linkable = self._linkable()
-        if linkable is None or self._has_linked:
+        if linkable is None:
             return
-        self._has_linked = True
+        self._base = None
         links: Any = None
 
         def compare() -> dict[str, Any]:
@@ -561,10 +560,12 @@ class Save:
                 raise
             self.failure = error
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        with self._lock:
-            if error is None or not self._has_begun or self._may_be_committed:
-                return
+    def __exit__(self, *error: Any) -> None:
+        self._held.__exit__(*error)
+
+    def _undo(self, _: object, error: BaseException | None, __: object) -> None:
+        """Remove the new data after an error, before other saves may come."""
+        if error is not None and not self._may_be_committed:
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
             error.add_note(

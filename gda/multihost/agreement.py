@@ -316,9 +316,9 @@ def tells_alone(name: str, reason: str) -> None:
 
     They give up after a moment, unless this process comes to it as well.
     """
-    service = coordination.service()
-    is_main = threading.current_thread() is threading.main_thread()
-    if service is not None and is_main and jax.process_count() > 1:
+    if jax.process_count() == 1 or threading.current_thread() is not threading.main_thread():
+        return
+    if (service := coordination.service()) is not None:
         call = call_at(name)
         made_alone[call] += 1
         what = f"{here(name)}, which does not communicate: {reason}"

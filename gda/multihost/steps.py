@@ -52,6 +52,10 @@ def all_do(
       decide: called in one process with these values by process; returns a value of JSON for all.
       shared: classes of errors that all processes raise as the failed one does.
     """
+    if jax.process_count() == 1:
+        mine = work()
+        parts = [json.loads(json.dumps(share(mine)))]  # as if it had been sent
+        return Done(mine, json.loads(json.dumps(decide({0: parts[0]}))), parts)
     parts: list[Any] = []
     errors: list[BaseException] = []
 
