@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from running import wait_for
 
 import gda
-from gda.multihost import coordination, meeting, places
+from gda.multihost import background, coordination, meeting, places
 from gda.multihost.agreement import tells_alone
 from gda.multihost.meeting import meet
 
@@ -233,6 +233,26 @@ def test_process_that_made_the_same_call_alone_is_not_awaited(
         assert "process 1 was last at gda.fingerprint" in str(caught.value)
         over.touch()
     meet(b"", join, kind="test", what="in step again", timeout=50)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_call_without_communication_does_not_wait_for_a_stopped_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on, answered = threading.Event(), threading.Event()
+
+    class Stopped:
+        def put(self, *_: object, **__: object) -> None:
+            goes_on.wait(100)
+            answered.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordination, "service", Stopped)
+        patch.setattr(background, "SECONDS_FOR_ANSWERS", 0.1)
+        tells_alone("a call", "a reason")
+    assert not answered.is_set()
+    goes_on.set()
+    meet(b"", join, kind="test", what="in step", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
