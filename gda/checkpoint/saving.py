@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -214,16 +214,17 @@ def save_async(
 def in_background(
     saving: Save,
     stack: contextlib.ExitStack,
-    after: Callable[[], None] = lambda: None,
+    after: Callable[[Written, float], None] = lambda written, free_since: None,
     failed: Callable[[], None] = lambda: None,
 ) -> Pending:
     """Go on with a save that has begun, in a thread, which leaves the ``stack`` with its context.
 
-    The thread calls ``after`` when the checkpoint is complete, or ``failed``.
+    It calls ``failed``; or in process 0, when the checkpoint is complete, ``after`` with the time
+    since which the caller goes on.
     """
     saving.take(keeps=True)
     pending = Pending(saving.store.url)
-    saving.free_since = time.monotonic()
+    free_since = time.monotonic()
     # After Ctrl-C, this thread must not remove what the other one writes.
     left = stack.pop_all()
 
@@ -231,17 +232,32 @@ def in_background(
         try:
             with left:
                 saving.link()
-                saving.commit()
+                written = saving.commit()
         except BaseException:
             failed()
             raise
-        after()
+        if written is not None:
+            after(written, free_since)
 
     # Threads of this name communicate.
     pending._start(finish, f"gda-save-{saving.claim.data}")
     if saving.failure is not None and not isinstance(saving.failure, Exception):
         raise saving.failure  # Ctrl-C, here and now; the thread tells the others
     return pending
+
+
+class Written(NamedTuple):
+    """What a save wrote, as process 0 knows it.
+
+    Attributes:
+      seconds: that each process wrote.
+      nbytes: of all chunks, written and linked.
+      nbytes_linked: those of linked ones.
+    """
+
+    seconds: list[float]
+    nbytes: int
+    nbytes_linked: int
 
 
 class Save:
@@ -260,10 +276,6 @@ class Save:
 
     claim: _Claim  # after begin(): the new directory
     failure: BaseException | None = None  # of this process, which the others have not heard of
-    nbytes_linked: int  # after commit(), in process 0: by all processes
-    free_since: float  # of a save in the background: when its caller went on
-    seconds: Sequence[float]  # after commit(), in process 0: that each process wrote
-    nbytes: int  # after commit(), in process 0: of all chunks, written and linked
     _structure: Any  # of the tree, as JSON
     _given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # its leaves, until take()
     _numbers: dict[Path, int]  # of each leaf among these, which have tied ones once
@@ -486,14 +498,16 @@ class Save:
         unchanged = self._together("comparing", compare, decide).decision
         self._attempt(link)
 
-    def commit(self) -> None:
+    def commit(self) -> Written | None:
         """Write the chunks of this process; when all are written, process 0 writes the manifest.
 
-        Then it removes the old data.
+        Then it removes the old data, and returns what all wrote.
         """
-        self._together("writing", self._write, self._commit)
+        written: list[Written] = []
+        self._together("writing", self._write, lambda parts: written.append(self._commit(parts)))
         for name in self.claim.replaced:
             _remove(self.store, name)
+        return written[0] if written else None
 
     def _write(self) -> dict[str, Any]:
         begun = time.monotonic()
@@ -501,10 +515,8 @@ class Save:
         linked = sum(each.nbytes for each in self._share.linked)
         return {"written": written, "linked": linked, "seconds": time.monotonic() - begun}
 
-    def _commit(self, parts: dict[int, Any]) -> None:
+    def _commit(self, parts: dict[int, Any]) -> Written:
         self._before_commit()
-        self.seconds = [part["seconds"] for part in parts.values()]
-        self.nbytes_linked = sum(part["linked"] for part in parts.values())
         written = [part["written"] for part in parts.values()]
         arrays, leaves = self._writer.records(self._share, written)
         manifest = Manifest(
@@ -517,7 +529,6 @@ class Save:
             structure=self._structure,
             about=_about(),
         )
-        self.nbytes = manifest.nbytes_of_chunks
         file = manifest_json.dump(manifest)
         try:
             with self.store.replacing(manifest_json.NAME, file, self.claim.version):
@@ -526,6 +537,9 @@ class Save:
         except SaveError:
             self._may_be_committed = False
             raise
+        linked = sum(part["linked"] for part in parts.values())
+        seconds = [part["seconds"] for part in parts.values()]
+        return Written(seconds, manifest.nbytes_of_chunks, linked)
 
     def _together(
         self,

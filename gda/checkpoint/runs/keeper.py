@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from gda.checkpoint.runs.keeping import Keeping
-from gda.checkpoint.saving import Save
+from gda.checkpoint.saving import Written
 from gda.checkpoint.step_folders.folder import (
     BEGUN,
     UNFINISHED,
@@ -300,17 +300,17 @@ class Keeper:
             self.folder.set_metrics(name_of(step.number), metrics)
         self._claimed()
 
-    def completed(self, step: StepSave, save: Save) -> None:
+    def completed(self, step: StepSave, written: Written, free_since: float) -> None:
         """Log a complete step, tell the user's function, and remove what is no longer kept."""
         seconds = time.monotonic() - step.begun
         self.last_seconds = seconds - step.waited
-        slowest = max(range(len(save.seconds)), key=save.seconds.__getitem__)
+        slowest = max(range(len(written.seconds)), key=written.seconds.__getitem__)
         log.info(
             "saved step %d of %s: the loop waited %.3f s, of them %.3f s for the save before; "
             "complete after %.1f s; %s written, %s linked; process %d was slowest, %.1f s",
-            *(step.number, self.folder.url, save.free_since - step.begun, step.waited),
-            *(seconds, format_bytes(save.nbytes - save.nbytes_linked)),
-            *(format_bytes(save.nbytes_linked), slowest, save.seconds[slowest]),
+            *(step.number, self.folder.url, free_since - step.begun, step.waited),
+            *(seconds, format_bytes(written.nbytes - written.nbytes_linked)),
+            *(format_bytes(written.nbytes_linked), slowest, written.seconds[slowest]),
         )
         if self.on_complete is not None:
             self._hooks = {n: each for n, each in self._hooks.items() if not each.done()}

@@ -635,7 +635,7 @@ class Run:
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
         )
-        after = bind(self._keeper.completed, step, save) if is_first else lambda: None
+        after = bind(self._keeper.completed, step)
         # The next call of save that all make raises the error.
         failed = (lambda: None) if self._logs_errors else self._hears().ask
         try:
