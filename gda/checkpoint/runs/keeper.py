@@ -98,7 +98,8 @@ class Keeper:
             number: name
             for number, name in rest.items()
             if resumes and only is None and number > max(steps, default=-1)
-            if there[number].files - {LOCK} != {BEGUN}  # alone, it may be the first file of a copy
+            # Alone on a local disk, it is the first file of a copy.
+            if there[number].files - {LOCK} != {BEGUN} or not self.folder.store().is_local
         }
         if others := [name for number, name in rest.items() if number not in lost]:
             log.warning(
@@ -276,7 +277,9 @@ class Keeper:
                 "run.resume(state), or move it elsewhere"
             )
         is_remote = self.folder.store().is_remote
-        is_left = there.is_nothing or self.folder.is_left_over(there, owner)
+        # A folder that shows its first file alone may be a step whose other files are late.
+        is_nothing = there.is_nothing and (is_remote or BEGUN not in there.files)
+        is_left = is_nothing or self.folder.is_left_over(there, owner)
         if is_left or (is_remote and there.is_set_aside):
             self._removals.remove([self.folder.take_out(there.name)], owner)
             self._removals.wait_for(there.name)

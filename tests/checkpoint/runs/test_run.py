@@ -503,6 +503,7 @@ def test_the_first_file_of_a_step_alone_is_no_step(tmp_path: Path, has_steps: bo
     train(run, step, 20, 10)
     run.close()
     assert run.steps() == [10, 20]
+    assert {*os.listdir(tmp_path / "00000020.damaged-1")} == {".lock", "begun.json"}
 
 
 def test_an_old_list_of_a_step_removes_nothing(
