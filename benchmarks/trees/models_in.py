@@ -91,8 +91,8 @@ def _mapped(model: Model, folder: Path) -> Any:
         for name, about in json.loads(whole[8:begin].tobytes()).items():
             if name != "__metadata__":
                 first, last = about["data_offsets"]
-                values = whole[begin + first : begin + last].view(jnp.dtype(model.dtype))
-                values = values.reshape(about["shape"])
+                dtype = {"F32": np.float32, "BF16": jnp.bfloat16}[about["dtype"]]
+                values = whole[begin + first : begin + last].view(dtype).reshape(about["shape"])
                 arrays[name] = jax.make_array_from_callback(
                     values.shape, sharding, values.__getitem__
                 )
