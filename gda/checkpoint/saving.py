@@ -214,7 +214,7 @@ def save_async(
 def in_background(
     saving: Save,
     stack: contextlib.ExitStack,
-    after: Callable[[Written, float], None] = lambda written, free_since: None,
+    after: Callable[[CommittedSave, float], None] = lambda written, free_since: None,
     failed: Callable[[], None] = lambda: None,
 ) -> Pending:
     """Go on with a save that has begun, in a thread, which leaves the ``stack`` with its context.
@@ -246,8 +246,8 @@ def in_background(
     return pending
 
 
-class Written(NamedTuple):
-    """What a save wrote, as process 0 knows it.
+class CommittedSave(NamedTuple):
+    """The bytes and the seconds of a save that is complete, as process 0 knows them.
 
     Attributes:
       seconds: that each process wrote.
@@ -498,12 +498,12 @@ class Save:
         unchanged = self._together("comparing", compare, decide).decision
         self._attempt(link)
 
-    def commit(self) -> Written | None:
+    def commit(self) -> CommittedSave | None:
         """Write the chunks of this process; when all are written, process 0 writes the manifest.
 
         Then it removes the old data, and returns what all wrote.
         """
-        written: list[Written] = []
+        written: list[CommittedSave] = []
         self._together("writing", self._write, lambda parts: written.append(self._commit(parts)))
         for name in self.claim.replaced:
             _remove(self.store, name)
@@ -515,7 +515,7 @@ class Save:
         linked = sum(each.nbytes for each in self._share.linked)
         return {"written": written, "linked": linked, "seconds": time.monotonic() - begun}
 
-    def _commit(self, parts: dict[int, Any]) -> Written:
+    def _commit(self, parts: dict[int, Any]) -> CommittedSave:
         self._before_commit()
         written = [part["written"] for part in parts.values()]
         arrays, leaves = self._writer.records(self._share, written)
@@ -539,7 +539,7 @@ class Save:
             raise
         linked = sum(part["linked"] for part in parts.values())
         seconds = [part["seconds"] for part in parts.values()]
-        return Written(seconds, manifest.nbytes_of_chunks, linked)
+        return CommittedSave(seconds, manifest.nbytes_of_chunks, linked)
 
     def _together(
         self,

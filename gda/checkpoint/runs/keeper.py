@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from gda.checkpoint.runs.keeping import Keeping
-from gda.checkpoint.saving import Written
+from gda.checkpoint.saving import CommittedSave
 from gda.checkpoint.step_folders.folder import (
     BEGUN,
     UNFINISHED,
@@ -303,7 +303,7 @@ class Keeper:
             self.folder.set_metrics(name_of(step.number), metrics)
         self._claimed()
 
-    def completed(self, step: StepSave, written: Written, free_since: float) -> None:
+    def completed(self, step: StepSave, written: CommittedSave, free_since: float) -> None:
         """Log a complete step, tell the user's function, and remove what is no longer kept."""
         seconds = time.monotonic() - step.begun
         self.last_seconds = seconds - step.waited
