@@ -287,7 +287,7 @@ class Connection:
             for number, part, dtype in parts:
                 data = _bytes_of(np.ascontiguousarray(part, dtype))
                 if len(parts) == 1:
-                    sums[number] = self._send(data, sums[number])
+                    self._send(data, sums, number)
                 else:
                     sums[number] = crc32c(data, sums[number])
                     together.append(data)
@@ -300,7 +300,7 @@ class Connection:
         for parts in _sent_together([(block, block.dtype) for block in blocks]):
             number, part, _ = parts[0]
             if len(parts) == 1 and part.flags.c_contiguous:
-                sums[number] = self._fill(_bytes_of(part), sums[number])
+                self._fill(_bytes_of(part), sums, number)
                 continue
             data, offset = np.empty(sum([part.nbytes for _, part, _ in parts]), np.uint8), 0
             self._fill(data)
@@ -328,20 +328,22 @@ class Connection:
             data += self._do(lambda most=most: self._socket.recv(most))
         return bytes(data)
 
-    def _fill(self, data: Elements, before: int = 0) -> int:
-        """Receive bytes; return their CRC-32C after that of those before, while they are cached."""
+    def _fill(self, data: Elements, sums: list[int] | None = None, number: int = 0) -> None:
+        """Receive bytes, and add them to a CRC-32C while they are cached."""
         while len(data):
             count = self._do(lambda data=data: self._socket.recv_into(data.data))
-            before, data = crc32c(data[:count], before), data[count:]
-        return before
+            if sums is not None:
+                sums[number] = crc32c(data[:count], sums[number])
+            data = data[count:]
 
-    def _send(self, data: bytes | Elements, before: int = 0) -> int:
-        """Send bytes; return their CRC-32C after that of those before."""
+    def _send(self, data: bytes | Elements, sums: list[int] | None = None, number: int = 0) -> None:
+        """Send bytes, and add them to a CRC-32C while they are cached."""
         data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
         while len(data):
             count = self._do(lambda data=data: self._socket.send(data.data))
-            before, data = crc32c(data[:count], before), data[count:]
-        return before
+            if sums is not None:
+                sums[number] = crc32c(data[:count], sums[number])
+            data = data[count:]
 
     def _do(self, step: Callable[[], Moved]) -> Moved:
         """Return what a step sent or received, after as many attempts as the deadline allows."""
