@@ -200,7 +200,7 @@ def mesh_and_spec(
     return found
 
 
-def after_spec(mesh: object, spec: Any, following: Any) -> tuple[Any, Any]:
+def skip_spec_if_sharding(mesh: object, spec: Any, following: Any) -> tuple[Any, Any]:
     """Return the spec and the argument after it, moved up if a sharding replaces the spec."""
     # In this order: to ask for the class of a sharding takes JAX three times as long.
     if following is None and not isinstance(spec, PartitionSpec) and isinstance(mesh, Sharding):

@@ -16,7 +16,7 @@ from jax.sharding import (
 
 import gda
 from gda.layout.spec import Index
-from gda.mesh import after_spec, mesh_grid
+from gda.mesh import mesh_grid, skip_spec_if_sharding
 from gda.testing.strategies import ShardedCase, sharded_cases
 
 P = PartitionSpec
@@ -136,7 +136,10 @@ def test_one_spec_is_needed_and_not_two(function: Callable[..., object], mesh: M
 
 def test_arguments_after_an_omitted_spec_move_up(mesh: Mesh) -> None:
     sharding = NamedSharding(mesh, P("x"))
-    assert after_spec(sharding, len, None) == (None, len)
-    assert after_spec(sharding, None, len) == (None, len)
-    assert after_spec(mesh, P("x"), len) == (P("x"), len)
-    assert after_spec(sharding, P("x"), None) == (P("x"), None)  # an error of `mesh_and_spec`
+    assert skip_spec_if_sharding(sharding, len, None) == (None, len)
+    assert skip_spec_if_sharding(sharding, None, len) == (None, len)
+    assert skip_spec_if_sharding(mesh, P("x"), len) == (P("x"), len)
+    assert skip_spec_if_sharding(sharding, P("x"), None) == (
+        P("x"),
+        None,
+    )  # an error of `mesh_and_spec`

@@ -18,7 +18,7 @@ from gda.arrays.container import Container
 from gda.arrays.liveness import data_callbacks, short_text, usable
 from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike
-from gda.mesh import MeshLike, after_spec, is_tracer, sharding_of
+from gda.mesh import MeshLike, is_tracer, sharding_of, skip_spec_if_sharding
 from gda.multihost.agreement import communicates, if_checked
 
 _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
@@ -121,7 +121,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
             try:
                 array = from_callbacks.array_from_device_buffers(
-                    global_shape, mesh, *after_spec(mesh, spec, device_buffers), dtype
+                    global_shape, mesh, *skip_spec_if_sharding(mesh, spec, device_buffers), dtype
                 )
             except Exception as error:
                 hide_own_frames(error)
@@ -180,7 +180,13 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """
         from gda.arrays.construction import from_callbacks
 
-        arguments = (global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype, copy)
+        arguments = (
+            global_shape,
+            mesh,
+            *skip_spec_if_sharding(mesh, spec, data_callback),
+            dtype,
+            copy,
+        )
         return cls(array=from_callbacks.array_from_batched_callback(*arguments))
 
     @classmethod
@@ -215,7 +221,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """
         from gda.arrays.construction import from_callbacks
 
-        arguments = (global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype)
+        arguments = (global_shape, mesh, *skip_spec_if_sharding(mesh, spec, data_callback), dtype)
         return cls(array=from_callbacks.array_from_batched_callback_with_devices(*arguments))
 
     @classmethod

@@ -28,10 +28,10 @@ from gda.layout.spec import Shape, SpecLike, check_reduced, check_shape
 from gda.mesh import (
     MeshAndSpec,
     MeshLike,
-    after_spec,
     is_tracer,
     mesh_and_spec,
     processes_of,
+    skip_spec_if_sharding,
     view_of,
 )
 from gda.multihost.agreement import checked
@@ -50,7 +50,7 @@ def array_from_process_local(
 ) -> jax.Array:
     """Build an array of local data; ``batch`` is for the leaves of a tree."""
     if not isinstance(spec, PartitionSpec):
-        spec, global_shape = after_spec(mesh, spec, global_shape)
+        spec, global_shape = skip_spec_if_sharding(mesh, spec, global_shape)
     local = as_array(local_data)
     plan = _plan_for(local, mesh, spec, global_shape)
     whole = plan.whole
