@@ -26,11 +26,11 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import (
     MeshLike,
-    after_spec,
     grid_of,
     is_tracer,
     not_an_array_error,
     sharding_of,
+    skip_spec_if_sharding,
 )
 from gda.multihost.agreement import communicates, if_checked
 from gda.multihost.settings import own_settings
@@ -150,7 +150,7 @@ class Container:
         shape, options = check_shape(global_shape), None
         if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
             options = Options(max_workers, max_bytes, progress, retry)
-        over = (mesh, *after_spec(mesh, spec, data_callback))
+        over = (mesh, *skip_spec_if_sharding(mesh, spec, data_callback))
         array = from_callbacks.array_from_callback(
             shape, *over, dtype, copy, into, options, **cls._padding(fill)
         )
@@ -283,7 +283,10 @@ class Container:
         except AttributeError:
             pass  # not in the handler: an error of what follows has another cause
         shards = shards_of(
-            *(self.array, self.mesh, self.grid, type(self).__name__),
+            self.array,
+            self.mesh,
+            self.grid,
+            kind=type(self).__name__,
             is_local=slot == "_local_shards",
             has_padding=self._shape_if_padded is not None,
         )

@@ -92,7 +92,7 @@ class Shard(Generic[DataT]):
 
 
 def shards_of(
-    array: Any, mesh: Any, grid: ShardGrid, kind: str, *, is_local: bool, has_padding: bool
+    array: Any, mesh: Any, grid: ShardGrid, *, kind: str, is_local: bool, has_padding: bool
 ) -> tuple[Shard[Any], ...]:
     """Return the shards of an array, those of this process or all of them, in device order."""
     data = DataByDevice(array, kind, grid.shard_shape if has_padding else None)

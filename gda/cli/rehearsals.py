@@ -111,7 +111,12 @@ def rehearse(options: argparse.Namespace) -> int:
         examples = read_option("--examples", examples, parse_number)
     requests = [
         RehearsalRequest(
-            *(file, function, options.topology, num_slices, config, mesh),
+            file=file,
+            function=function,
+            topology=options.topology,
+            num_slices=num_slices,
+            target_config=config,
+            mesh=mesh,
             examples=examples,
             price=options.price,
         )

@@ -286,7 +286,8 @@ class _Handler:
             _log.warning(
                 "%s has replaced JAX's handler of %s. A signal that came before this call may be "
                 "lost; from now on gda hears it, and calls that handler too",
-                *(_place(self._first), signal_name(number)),
+                _place(self._first),
+                signal_name(number),
             )
 
     def keep(self) -> None:

@@ -119,7 +119,14 @@ class PendingArray:
             return self._placed(number, block)
 
         return BoxReads(
-            *(source, self.reader, indices, groups, options, done, report, self.note_where),
+            source,
+            self.reader,
+            indices=indices,
+            groups=groups,
+            options=options,
+            done=done,
+            report=report,
+            note=self.note_where,
             has_rounds=self._places_early,
         )
 
@@ -244,7 +251,12 @@ def pending_array_of_source(
     read = partial(reader.read, partial(_read_source, found, reader))
     is_read = not found.is_in_memory and not found.dtype.hasobject
     return PendingArray(
-        *(plan, reader, read, found, native(found.dtype), note),
+        plan,
+        reader,
+        read,
+        source=found,
+        dtype=native(found.dtype),
+        note=note,
         options=options if is_read else None,
         # Of NumPy no type is weak.
         is_weak=wanted is None and not isinstance(source, np.ndarray) and is_weak(source),

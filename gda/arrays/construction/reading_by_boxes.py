@@ -215,7 +215,10 @@ class BoxReads:
         self._memory: dict[int, _Memory] = {}
         self._guard = threading.Lock()  # of the memory, which threads fill
         self._tasks = BoxTasks(
-            *(source, self._dtype, self._part, reader.write),
+            source,
+            self._dtype,
+            part=self._part,
+            write=reader.write,
             note=lambda number, box, error: note(box if number is None else indices[number], error),
             any_dtype=reader.wanted_dtype is not None,
         )

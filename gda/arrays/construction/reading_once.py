@@ -228,7 +228,8 @@ class SharedBlocks:
             self._pending.note_where(index, error)
 
         tasks = BoxTasks(
-            *(self._source, native(self._source.dtype)),
+            self._source,
+            native(self._source.dtype),
             part=lambda number, _: self.memory(pieces[number]),
             write=lambda out, block, _: np.copyto(out, block),
             note=note,

@@ -105,7 +105,8 @@ class Keeper:
             log.warning(
                 "%s of %s has no manifest, and this run did not begin to save or to remove it: it "
                 "may be a copy that is not whole yet, and is left as it is",
-                *(join_some(others), self.folder.url),
+                join_some(others),
+                self.folder.url,
             )
         return owner.program, [*(steps | lost).items()]
 
@@ -203,7 +204,10 @@ class Keeper:
                 log.info(
                     "%s was rolled back from step %d to step %d before; the step %d that was saved "
                     "after that stays: gda rollback removes it",
-                    *(self.folder.url, newest, step, newest),
+                    self.folder.url,
+                    newest,
+                    step,
+                    newest,
                 )
                 return {}
         if held := [number for number, each in later.items() if each.is_held]:
@@ -224,7 +228,9 @@ class Keeper:
         self._removals.remove(rests, owner)
         log.info(
             "rolled %s back to step %d: removed %s, in %.1f s",
-            *(self.folder.url, last, _steps(later) if later else "no step"),
+            self.folder.url,
+            last,
+            _steps(later) if later else "no step",
             time.monotonic() - begun,
         )
         return [*later]
@@ -241,7 +247,11 @@ class Keeper:
             log.warning(
                 "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "
                 "the steps after %d are lost",
-                *(number, self.folder.url, self.last_seconds, max(seconds_left, 0), before or 0),
+                number,
+                self.folder.url,
+                self.last_seconds,
+                max(seconds_left, 0),
+                before or 0,
             )
             return None
         self._removals.wait_for(name_of(number))
@@ -265,7 +275,10 @@ class Keeper:
             log.warning(
                 "step %d of %s has no metric %r, by which keep_best keeps steps; %s. Give it to "
                 "run.save(..., metrics=), or to run.record before the step is removed",
-                *(step.number, self.folder.url, best[0], has),
+                step.number,
+                self.folder.url,
+                best[0],
+                has,
             )
 
     def _make_way(self, there: StepFolder, owner: Owner) -> None:
@@ -288,7 +301,8 @@ class Keeper:
             log.warning(
                 "%s has no manifest, and this run did not begin it: it was set aside as %s, and "
                 "the step is saved in its place",
-                *(place, aside),
+                place,
+                aside,
             )
         else:
             raise FileExistsError(
@@ -311,9 +325,15 @@ class Keeper:
         log.info(
             "saved step %d of %s: the loop waited %.3f s, of them %.3f s for the save before; "
             "complete after %.1f s; %s written, %s linked; process %d was slowest, %.1f s",
-            *(step.number, self.folder.url, free_since - step.begun, step.waited),
-            *(seconds, format_bytes(written.nbytes - written.nbytes_linked)),
-            *(format_bytes(written.nbytes_linked), slowest, written.seconds[slowest]),
+            step.number,
+            self.folder.url,
+            free_since - step.begun,
+            step.waited,
+            seconds,
+            format_bytes(written.nbytes - written.nbytes_linked),
+            format_bytes(written.nbytes_linked),
+            slowest,
+            written.seconds[slowest],
         )
         if self.on_complete is not None:
             self._hooks = {n: each for n, each in self._hooks.items() if not each.done()}
@@ -375,7 +395,9 @@ class Keeper:
             log.warning(
                 "on_complete of step %d of %s still runs after a wait of %.1f s; if the program "
                 "ends now, it is killed. Give the run a longer grace",
-                *(number, self.folder.url, seconds),
+                number,
+                self.folder.url,
+                seconds,
             )
         if self._hooks:  # their steps were kept
             self._remove_old()
@@ -430,7 +452,9 @@ def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> No
     except Exception as error:
         log.warning(
             "%s/%s is no longer used and could not be removed: %s; the next resume tries again",
-            *(folder.url, name, error),
+            folder.url,
+            name,
+            error,
         )
 
 

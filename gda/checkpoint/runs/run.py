@@ -391,7 +391,8 @@ class Run:
         elif self._reached > (self._newest or 0):
             log.warning(
                 "step %d of %s reached save and is not saved; call close(step, state) at the end",
-                *(self._reached, self._folder.url),
+                self._reached,
+                self._folder.url,
             )
         self._keeper.wait(self._grace)
         if failure is not None:

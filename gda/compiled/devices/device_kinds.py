@@ -111,7 +111,7 @@ class _GpuLinks(NamedTuple):
 
 def _tpu(
     name: str,
-    device_kinds: tuple[str, ...],
+    device_kinds: str,
     gib: float,
     bandwidth: int,
     teraflops: Mapping[str, float],
@@ -125,7 +125,10 @@ def _tpu(
     smallest_ring: int | None = None,
     die_link: float | None = None,
 ) -> DeviceKind:
-    """Return a row; ``bandwidth``, ``ici``, ``dcn`` and ``die_link`` in GB/s and one direction."""
+    """Return a row; ``bandwidth``, ``ici``, ``dcn`` and ``die_link`` in GB/s and one direction.
+
+    ``device_kinds`` are separated by commas, here and in ``_gpu``.
+    """
     bf16 = teraflops["bf16"]
     passes = {"f32": bf16, "f32.high": bf16 / 3, "f32.highest": bf16 / 6}
     speeds = DeviceSpeeds(
@@ -139,13 +142,21 @@ def _tpu(
         kernel_seconds=1.5e-6,
         clock_hz=clock_ghz * _GIGA,
     )
-    torus = per_chip, dimensions, smallest_ring or (16 if dimensions == 2 else 4)
-    return DeviceKind(name, device_kinds, int(gib * _GIB), bandwidth * _GIGA, speeds, *torus)
+    return DeviceKind(
+        name,
+        tuple(device_kinds.split(", ")),
+        memory_bytes=int(gib * _GIB),
+        memory_bandwidth=bandwidth * _GIGA,
+        speeds=speeds,
+        devices_per_chip=per_chip,
+        dimensions=dimensions,
+        smallest_ring=smallest_ring or (16 if dimensions == 2 else 4),
+    )
 
 
 def _gpu(
     name: str,
-    device_kinds: tuple[str, ...],
+    device_kinds: str,
     memory_bytes: int,
     bandwidth: float,
     chip: _Chip,
@@ -161,8 +172,9 @@ def _gpu(
         peer_link=links.bridge and links.bridge * _GIGA,
         reduces_in_switch=links.add,
     )
+    names = tuple(f"NVIDIA {each}" for each in device_kinds.split(", "))
     bandwidth_bytes = round(bandwidth * _GIGA)
-    return DeviceKind(name, device_kinds, memory_bytes, bandwidth_bytes, speeds, gpu=chip.facts)
+    return DeviceKind(name, names, memory_bytes, bandwidth_bytes, speeds, gpu=chip.facts)
 
 
 def _teraflops(bf16: float, tf32: float, f32: float, **narrow: float) -> dict[str, float]:
@@ -269,80 +281,55 @@ _GB300 = _blackwell({**_TERAFLOPS_GB200, "s8": 165, "f4": 15_000}, 152, 2.07, 13
 _L4 = _small(_teraflops(121, 60, 30.3, f8=242, s8=242), 58, 2.04, 48, (8, 9))
 _L40S = _small(_teraflops(362, 183, 91.6, f8=733, s8=733), 142, 2.52, 96, (8, 9))
 _RTX = _small(_teraflops(500, 250, 125, f8=1000, s8=1000, f4=2000), 188, 2.6, 128, (12, 0))
-_RTX_NAMES = tuple(
-    f"NVIDIA RTX PRO 6000 Blackwell {edition} Edition"
+_RTX_NAMES = ", ".join(
+    f"RTX PRO 6000 Blackwell {edition} Edition"
     for edition in ("Server", "Workstation", "Max-Q Workstation")
 )
 
+_V3 = {"bf16": 123 / 2}
+_V5E = {"bf16": 197, "s8": 394, "s4": 788}
 _V5P = {"bf16": 459, "f8": 459, "s8": 918, "s4": 1840}
 _V6E = {"bf16": 918, "f8": 918, "s8": 1836, "s4": 3680}
 _TPU7X = {"bf16": 2307 / 2, "f8": 4614 / 2}
 
 KINDS = (
     # GiB and GB/s of its memory, products, GB/s of a link and to other slices, GHz.
-    _tpu("v2", ("TPU v2",), 7.48, 350, {"bf16": 46 / 2}, 62, 25 / 8, 0.70, per_chip=2),
+    _tpu("v2", "TPU v2", 7.48, 350, {"bf16": 46 / 2}, 62, 25 / 8, 0.70, per_chip=2),
+    _tpu("v3", "TPU v3", 15.48, 450, _V3, 100, 25 / 8, 0.94, per_chip=2, smallest_ring=32),
+    _tpu("v4", "TPU v4", 30.75, 1200, {"bf16": 275, "s8": 275}, 47, 25 / 4, 1.05, dimensions=3),
+    _tpu("v5e", "TPU v5 lite, TPU v5e", 15.75, 819, _V5E, 50, 25 / 8, 1.50),
+    _tpu("v5p", "TPU v5, TPU v5p", 95.73, 2765, _V5P, 100, 50 / 8, 1.75, dimensions=3),
+    _tpu("v6e", "TPU v6 lite", 31.24, 1640, _V6E, 100, 100 / 8, 1.75, parts=(0.90, 0.83)),
     _tpu(
-        *("v3", ("TPU v3",), 15.48, 450, {"bf16": 123 / 2}, 100, 25 / 8, 0.94),
-        per_chip=2,
-        smallest_ring=32,
-    ),
-    _tpu("v4", ("TPU v4",), 30.75, 1200, {"bf16": 275, "s8": 275}, 47, 25 / 4, 1.05, dimensions=3),
-    _tpu(
-        *("v5e", ("TPU v5 lite", "TPU v5e"), 15.75, 819),
-        *({"bf16": 197, "s8": 394, "s4": 788}, 50, 25 / 8, 1.50),
-    ),
-    _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73, 2765, _V5P, 100, 50 / 8, 1.75, dimensions=3),
-    _tpu("v6e", ("TPU v6 lite",), 31.24, 1640, _V6E, 100, 100 / 8, 1.75, parts=(0.90, 0.83)),
-    _tpu(
-        *("tpu7x", ("TPU7x",), 94.74, 3690, _TPU7X, 100, 50 / 8, 2.2),
+        "tpu7x",
+        "TPU7x",
+        gib=94.74,
+        bandwidth=3690,
+        teraflops=_TPU7X,
+        ici=100,
+        dcn=50 / 8,
+        clock_ghz=2.2,
         parts=(0.83, 0.87),
         per_chip=2,
         dimensions=3,
         die_link=600,
     ),
     # Bytes and GB/s of its memory, chip, links, measured parts of products and memory.
-    _gpu(
-        *("a100-40", ("NVIDIA A100-SXM4-40GB",), 42_331_013_120, 1555.2),
-        *(_A100, _NVLINK3, (0.87, 0.91)),
-    ),
-    _gpu(
-        *("a100-40-pcie", ("NVIDIA A100-PCIE-40GB",), 42_331_013_120, 1555.2),
-        *(_A100, _BRIDGE3, (0.81, 0.91)),
-    ),
-    _gpu(
-        *("a100", ("NVIDIA A100-SXM4-80GB",), 85_100_068_864, 2039.04),
-        *(_A100, _NVLINK3, (0.87, 0.91)),
-    ),
-    _gpu(
-        *("a100-pcie", ("NVIDIA A100 80GB PCIe",), 85_100_068_864, 1935),
-        *(_A100, _BRIDGE3, (0.81, 0.91)),
-    ),
-    _gpu(
-        *("h100", ("NVIDIA H100 80GB HBM3",), 84_942_979_072, 3352.32),
-        *(_H100, _NVLINK4, (0.80, 0.93)),
-    ),
-    _gpu(
-        *("h100-pcie", ("NVIDIA H100 PCIe",), 84_942_979_072, 2039.04),
-        *(_H100_PCIE, _BRIDGE4, (0.80, 0.93)),
-    ),
-    _gpu("h200", ("NVIDIA H200",), 143_157 * _MIB, 4800, _H100, _NVLINK4, (0.80, 0.93)),
-    _gpu(
-        *("gh200", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), 97_871 * _MIB, 4000),
-        *(_H100, _NVLINK4, (0.84, 0.93)),
-    ),
-    _gpu("h20", ("NVIDIA H20",), 97_871 * _MIB, 4000, _H20, _NVLINK4, (0.80, 0.93)),
-    _gpu("b200", ("NVIDIA B200",), 191_514_411_008, 7672.32, _B200, _NVLINK5, (0.78, 0.90)),
-    _gpu("gb200", ("NVIDIA GB200",), 197_897_748_480, 7928.064, _GB200, _NVLINK5, (0.73, 0.90)),
-    _gpu(
-        *("b300", ("NVIDIA B300 SXM6 AC",), 275_040 * _MIB, 7672.32),
-        *(_B300, _NVLINK5_FAST, (0.79, 0.90)),
-    ),
-    _gpu(
-        *("gb300", ("NVIDIA GB300",), 297_021_079_552, 7928.064),
-        *(_GB300, _NVLINK5_FAST, (0.79, 0.90)),
-    ),
-    _gpu("l4", ("NVIDIA L4",), 23_034 * _MIB, 300, _L4, _PCIE4, (0.80, 0.90)),
-    _gpu("l40s", ("NVIDIA L40S",), 46_068 * _MIB, 864, _L40S, _PCIE4, (0.80, 0.90)),
+    _gpu("a100-40", "A100-SXM4-40GB", 42_331_013_120, 1555.2, _A100, _NVLINK3, (0.87, 0.91)),
+    _gpu("a100-40-pcie", "A100-PCIE-40GB", 42_331_013_120, 1555.2, _A100, _BRIDGE3, (0.81, 0.91)),
+    _gpu("a100", "A100-SXM4-80GB", 85_100_068_864, 2039.04, _A100, _NVLINK3, (0.87, 0.91)),
+    _gpu("a100-pcie", "A100 80GB PCIe", 85_100_068_864, 1935, _A100, _BRIDGE3, (0.81, 0.91)),
+    _gpu("h100", "H100 80GB HBM3", 84_942_979_072, 3352.32, _H100, _NVLINK4, (0.80, 0.93)),
+    _gpu("h100-pcie", "H100 PCIe", 84_942_979_072, 2039.04, _H100_PCIE, _BRIDGE4, (0.80, 0.93)),
+    _gpu("h200", "H200", 143_157 * _MIB, 4800, _H100, _NVLINK4, (0.80, 0.93)),
+    _gpu("gh200", "GH200 480GB, GH200 120GB", 97_871 * _MIB, 4000, _H100, _NVLINK4, (0.84, 0.93)),
+    _gpu("h20", "H20", 97_871 * _MIB, 4000, _H20, _NVLINK4, (0.80, 0.93)),
+    _gpu("b200", "B200", 191_514_411_008, 7672.32, _B200, _NVLINK5, (0.78, 0.90)),
+    _gpu("gb200", "GB200", 197_897_748_480, 7928.064, _GB200, _NVLINK5, (0.73, 0.90)),
+    _gpu("b300", "B300 SXM6 AC", 275_040 * _MIB, 7672.32, _B300, _NVLINK5_FAST, (0.79, 0.90)),
+    _gpu("gb300", "GB300", 297_021_079_552, 7928.064, _GB300, _NVLINK5_FAST, (0.79, 0.90)),
+    _gpu("l4", "L4", 23_034 * _MIB, 300, _L4, _PCIE4, (0.80, 0.90)),
+    _gpu("l40s", "L40S", 46_068 * _MIB, 864, _L40S, _PCIE4, (0.80, 0.90)),
     _gpu("rtx6000pro", _RTX_NAMES, 97_887 * _MIB, 1792, _RTX, _PCIE5, (0.80, 0.90)),
 )
 

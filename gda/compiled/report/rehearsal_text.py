@@ -178,9 +178,11 @@ def _places(rehearsal: RehearsalFacts) -> list[str | Table]:
     header = ["longest", "about", "communicates", "memory traffic", "operations"]
     rows = [
         [
-            *(printable(each.place or "no line"), format_seconds(each.seconds, each.is_bound)),
-            *(format_seconds(each.communication) if each.communication else "",),
-            *(format_bytes(each.nbytes), f"{'≥ ' * each.is_bound}{each.flops:.3g}"),
+            printable(each.place or "no line"),
+            format_seconds(each.seconds, each.is_bound),
+            format_seconds(each.communication) if each.communication else "",
+            format_bytes(each.nbytes),
+            f"{'≥ ' * each.is_bound}{each.flops:.3g}",
         ]
         for each in rehearsal.seconds.places[:_PLACES_SHOWN]
     ]
