@@ -3,10 +3,11 @@
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gda
@@ -42,20 +43,40 @@ def test_a_large_read_and_many_small_ones_go_to_different_processes() -> None:
     assert readers_of([(0, 1)] * 5, [2**30, 9, 9, 9, 9]) == [0, 1, 1, 1, 1]
 
 
-@given(
-    st.lists(st.tuples(st.sets(st.integers(0, 5), min_size=1), st.integers(0, 2**25)), max_size=40)
-)
-def test_each_read_is_made_by_one_that_needs_it(reads: list[tuple[set[int], int]]) -> None:
+A_READ = 2**20  # the bytes that it costs beside its own
+
+sizes = st.sampled_from([0, 1, A_READ, 2**24]) | st.integers(0, 2**25)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 5), min_size=1), sizes), max_size=40))
+def test_each_read_goes_to_the_one_of_those_that_need_it_with_least_so_far(
+    reads: list[tuple[set[int], int]],
+) -> None:
     needed_by = [tuple(sorted(processes)) for processes, _ in reads]
     nbytes = [size for _, size in reads]
-    readers = readers_of(needed_by, nbytes)
-    assert all(reader in needed for reader, needed in zip(readers, needed_by, strict=True))
-    everybody = tuple(range(6))
-    loads = Counter(dict.fromkeys(everybody, 0))
-    for reader, size in zip(readers_of([everybody] * len(nbytes), nbytes), nbytes, strict=True):
-        loads[reader] += size + 2**20
-    # As any greedy choice of the largest first.
-    assert max(loads.values()) <= sum(loads.values()) / 6 + max(nbytes, default=0) + 2**20
+    loads, expected = Counter(), [-1] * len(reads)
+    for number in sorted(
+        range(len(reads)), key=lambda n: (len(needed_by[n]), needed_by[n], -nbytes[n])
+    ):
+        expected[number] = min(needed_by[number], key=lambda process: (loads[process], process))
+        loads[expected[number]] += nbytes[number] + A_READ
+    assert readers_of(needed_by, nbytes) == expected
+
+
+@example(2, [2**24, 2**24, 2**25])
+@given(st.integers(1, 3), st.lists(sizes, min_size=1, max_size=6))
+def test_no_assignment_is_much_better_balanced(processes: int, nbytes: list[int]) -> None:
+    everybody = tuple(range(processes))
+
+    def most(readers: Iterable[int]) -> int:
+        loads = Counter()
+        for reader, size in zip(readers, nbytes, strict=True):
+            loads[reader] += size + A_READ
+        return max(loads.values())
+
+    best = min(map(most, itertools.product(everybody, repeat=len(nbytes))))
+    readers = readers_of([everybody] * len(nbytes), nbytes)
+    assert 3 * processes * most(readers) <= (4 * processes - 1) * best  # the largest go first
 
 
 @given(
@@ -110,6 +131,19 @@ def test_groups_of_blocks_share_no_chunk_and_no_short_run(
     for one, other in itertools.combinations(groups, 2):
         for pair in itertools.product(one, other):
             assert not (taken[pair[0]] & taken[pair[1]]).any()
+    # Nor is more read together: along each dimension, neighbours in a group are near.
+    for group, axis in itertools.product(groups, range(len(shape))):
+        sides = {(index[axis].start, index[axis].stop) for index in blocks.values()}
+        of_group = [blocks[number][axis] for number in group]
+        first, last = min(s.start for s in of_group), max(s.stop for s in of_group)
+        between = sorted(side for side in sides if first <= side[0] and side[1] <= last)
+        for one, other in itertools.pairwise(between):
+            if chunks is not None:
+                assert (one[1] - 1) // chunks[axis] == other[0] // chunks[axis]
+                continue
+            step = math.prod(shape[axis + 1 :])
+            assert (other[0] - one[1]) * step < short
+            assert min(one[1] - one[0], other[1] - other[0]) * step < short
 
 
 def test_the_common_box_of_two() -> None:

@@ -288,6 +288,35 @@ def _is_array(node: object) -> bool:
     return isinstance(node, gda.GlobalArray)
 
 
+DTYPES = st.sampled_from([np.float32, np.float16, np.int32])
+
+
+@given(
+    st.lists(
+        st.tuples(DTYPES, st.none() | DTYPES, st.sampled_from([P(), P("x"), P("y"), P(None, "x")])),
+        min_size=2,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_alike_tensors_of_a_file_have_each_its_own_dtype_and_layout(
+    tmp_path_factory: pytest.TempPathFactory, leaves: list[Any], is_one_dtype: bool
+) -> None:
+    data = {str(n): (batch(8, 4) + n).astype(dtype) for n, (dtype, *_) in enumerate(leaves)}
+    path = tmp_path_factory.mktemp("alike") / "a"
+    save_file(data, path)
+    wanted = {str(n): to for n, (_, to, _) in enumerate(leaves)}
+    specs = {str(n): spec for n, (*_, spec) in enumerate(leaves)}
+    given = np.float16 if is_one_dtype else wanted
+    loaded = gda.load_tree(gda.storage.open_safetensors(path), MESH, specs, dtype=given)
+    for name, value in data.items():
+        floats = np.float16 if value.dtype.kind == "f" else None
+        dtype = (floats if is_one_dtype else wanted[name]) or value.dtype
+        assert loaded[name].dtype == dtype
+        assert loaded[name].spec == specs[name]
+        np.testing.assert_array_equal(loaded[name], value.astype(dtype))
+
+
 def test_arrays_that_jax_does_not_slice_are_sources(explicit_mesh: Mesh) -> None:
     """Those over Explicit axes, and those in host memory."""
     in_host_memory = NamedSharding(MESH, P("y"), memory_kind="pinned_host")

@@ -1,5 +1,6 @@
 """The three constructors with a callback: number of reads, ownership of memory, dtypes."""
 
+import ctypes
 import math
 import pickle
 import re
@@ -299,6 +300,44 @@ def test_an_array_over_memory_of_somebody_else_is_copied(auto_mesh: Mesh) -> Non
     g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
     scratch[:] = -1
     np.testing.assert_array_equal(g, DATA)
+
+
+def over_memory_of_c(array: np.ndarray) -> np.ndarray:
+    """Return an array that owns nothing and refers to nothing, as C code makes it."""
+    pointer, number, of_python = ctypes.c_void_p, ctypes.c_int, ctypes.py_object
+    capsule = ctypes.PYFUNCTYPE(pointer, of_python, ctypes.c_char_p)
+    table = capsule(("PyCapsule_GetPointer", ctypes.pythonapi))(
+        np._core.multiarray._ARRAY_API, None
+    )
+    new = ctypes.PYFUNCTYPE(
+        *(of_python, of_python, number, pointer, number),
+        *(pointer, pointer, number, number, pointer),
+    )(ctypes.cast(table, ctypes.POINTER(pointer))[93])  # PyArray_New
+    sizes = (ctypes.c_ssize_t * array.ndim)(*array.shape)
+    is_usual = 0x501  # in C order, aligned, writeable
+    parts = (array.ndim, sizes, array.dtype.num, None, array.ctypes.data, 0, is_usual, None)
+    return new(np.ndarray, *parts)
+
+
+@pytest.mark.parametrize("form", [lambda block: block, lambda block: block[:]])
+def test_an_array_over_memory_of_c_code_is_copied(auto_mesh: Mesh, form: Any) -> None:
+    scratch = gda.aligned_empty((2, 2), np.float32)
+
+    def read(index: gda.Index) -> np.ndarray:
+        scratch[:] = DATA[index]
+        block = over_memory_of_c(scratch)
+        assert block.base is None
+        return form(block)
+
+    callback, batched = gda.GlobalArray.from_callback, gda.GlobalArray.from_batched_callback
+    built = [
+        callback((8, 2), auto_mesh, P("x"), read),
+        callback((8, 2), auto_mesh, P("x"), read, max_workers=1),
+        batched((8, 2), auto_mesh, P("x"), lambda indices: map(read, indices)),
+    ]
+    scratch[:] = -1
+    for array in built:
+        np.testing.assert_array_equal(array, DATA)
 
 
 @pytest.mark.parametrize("keep", [lambda block: lambda: block, weakref.ref])

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import batch, is_right, mesh_of, one_folder, ordered_mesh, total
+from meshes import ORDERS, batch, is_right, mesh_of, one_folder, ordered_mesh, total
 from trials import rarely
 
 import gda
@@ -215,6 +215,22 @@ def test_a_file_is_read_once_by_each_process_or_by_all(monkeypatch: pytest.Monke
             assert is_right(loaded, data)
             read = total(sum(counts)) if options else sum(counts)
             assert read <= 1.05 * data.nbytes
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")])
+@pytest.mark.parametrize("chunks", [None, (1, 2**14)])
+def test_a_process_reads_nothing_between_its_blocks(spec: P, chunks: Any) -> None:
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 8})
+    data = batch(8, 2**15 if spec == P("x") else 2**17)
+    for options in ({}, {"max_bytes": 2**20}, {"max_workers": 2}, {"dtype": np.int32}):
+        source = Counting(data, chunks)
+        g = gda.GlobalArray.from_source(source, mesh, spec, **options)
+        needed = np.zeros(data.shape, int)
+        for shard in g.local_shards:
+            needed[shard.index] = 1
+        assert needed.sum() * 2 == data.size
+        assert (source.counts == needed).all()
 
 
 # Faults.

@@ -323,6 +323,22 @@ def test_a_removal_that_fails_is_logged(
     assert not [*tmp_path.glob("0000000[12]*")]
 
 
+@pytest.mark.parametrize("name", ["5", "000005", "0000000005"])
+def test_a_complete_step_counts_beside_one_of_its_number_that_was_begun(
+    tmp_path: Path, name: str
+) -> None:
+    with Run(tmp_path / "other", every=1) as other:
+        train(other, 0, 5, 5)
+    shutil.copytree(tmp_path / "other/00000005", tmp_path / "00000005")
+    (tmp_path / "00000005/manifest.json").unlink()  # a save that was killed
+    gda.checkpoint.save(tmp_path / name, state_of(5))
+    run, step = resumed(tmp_path)
+    assert step == 5
+    assert run.steps() == [5]
+    assert Path(run.path(5)).name == name
+    assert gda.checkpoint.restore(f"{tmp_path}@latest")["n"] == 5
+
+
 def test_only_what_a_run_has_begun_is_removed(tmp_path: Path) -> None:
     copied, foreign = tmp_path / "00000005", tmp_path / "00000007"
     with Run(tmp_path / "other", every=1) as other:
@@ -782,6 +798,20 @@ def test_a_step_with_a_damaged_first_file_is_not_removed(
     run.close()
     assert run.steps() == [1, 3]
     assert any("begun.json is damaged" in each for each in caplog.messages)
+
+
+def test_no_save_tries_to_remove_a_step_that_is_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = resumed(tmp_path, every=1, keep=1)
+    train(run, 0, 1)
+    run.wait()
+    run.hold(1)
+    flip_a_bit(tmp_path / "00000001/begun.json", b'"run"')
+    train(run, 1, 3)
+    run.close()
+    assert run.steps() == [1, 3]
+    assert "was not removed" not in caplog.text
 
 
 def test_a_metric_that_never_comes_is_named(
