@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced, Wrapped
+
+from gda.compiled.topologies.cudnn_attention import traced_without_card
 
 _OPTION = "jax_compilation_cache_include_metadata_in_key"
 _lock = threading.Lock()  # the option is one for all threads
@@ -60,7 +63,14 @@ def stage_of(
             "and the arguments of a call"
         )
     jitted = fun if isinstance(fun, Wrapped) else jax.jit(fun)
-    traced: Any = jitted.trace(*args, **kwargs)
+    platforms = {
+        device.platform
+        for mesh in meshes_of((args, kwargs))
+        if isinstance(mesh, Mesh)
+        for device in mesh.devices.flat[:1]
+    }
+    with traced_without_card() if platforms & {"gpu", "cuda"} else nullcontext():
+        traced: Any = jitted.trace(*args, **kwargs)
     return traced if isinstance(traced, Traced) else traced.traced  # nnx.jit has its own stages
 
 

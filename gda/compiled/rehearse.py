@@ -10,7 +10,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,10 @@ from jax.stages import Compiled, Lowered, Traced
 from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import modules_in, slices_of
 from gda.compiled.devices.device_kinds import kind_of_device
-from gda.compiled.flops import flops_of
+from gda.compiled.flops import costs_of, flops_of
 from gda.compiled.hlo import Collectives, Schedule, format_size, read_schedule
 from gda.compiled.hlo.allocations import read_temporaries
+from gda.compiled.hlo.products import KernelCosts
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import Rehearsal
 from gda.compiled.rehearsal_facts import ArgumentBytes, repetitions_of, traffic_of
@@ -35,7 +36,7 @@ from gda.compiled.whole_shapes import with_whole_shapes
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
-from gda.layout.text import format_bytes
+from gda.layout.text import format_bytes, listed
 from gda.mesh import is_on_host
 from gda.multihost.descriptions import leaf_path
 
@@ -55,6 +56,7 @@ def rehearse(
     *args: Any,
     examples: float | None = None,
     price: float | None = None,
+    costs: Mapping[str, float] | None = None,
     **kwargs: Any,
 ) -> Rehearsal:
     """Compile a call ``fun(*args, **kwargs)``; return its memory, communication and time.
@@ -73,10 +75,14 @@ def rehearse(
         number of them in a second. Pass a function with its own keyword argument ``examples`` as
         ``functools.partial(fun, examples=…)``.
       price: of one device for one hour, in any currency, for the cost of a call.
+      costs: floating-point operations of one execution of a kernel on one device, by the target of
+        its custom call or the name of the Pallas kernel. The ``cost_estimate`` of a Pallas kernel
+        and the shapes of attention by cuDNN need none.
 
     Raises:
       TypeError: ``fun`` is not callable, or a stage comes with arguments.
-      ValueError: ``examples`` or ``price`` is no number above 0.
+      ValueError: ``examples`` or ``price`` is no number above 0, or ``costs`` has a name that the
+        program does not have.
       Exception: any error of tracing or compiling. A program that does not fit raises only if it
         comes as a stage, because a stage does not tell its devices before it is compiled.
 
@@ -92,7 +98,7 @@ def rehearse(
     >>> rehearsal.traffic
     (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None, least_seconds=None),)
     """
-    return rehearsal_of(fun, args, kwargs, examples=examples, price=price)
+    return rehearsal_of(fun, args, kwargs, examples=examples, price=price, costs=costs)
 
 
 def rehearsal_of(
@@ -102,9 +108,12 @@ def rehearsal_of(
     *,
     examples: float | None,
     price: float | None,
+    costs: Mapping[str, float] | None = None,
 ) -> Rehearsal:
-    """Return what ``rehearse`` does; the program may have keywords ``examples`` and ``price``."""
-    for name, given in (("examples", examples), ("price", price)):
+    """Return what ``rehearse`` does; the program may have keywords of the same names."""
+    given_costs = {} if costs is None else dict(costs)
+    figures = [(f"costs[{name!r:.80}]", each) for name, each in given_costs.items()]
+    for name, given in (("examples", examples), ("price", price), *figures):
         if given is not None and not 0 < given < math.inf:
             raise ValueError(f"{name} must be a number above 0, not {given!r:.80}")
     fun, args, kwargs = unwrapped(fun, args, kwargs)
@@ -132,10 +141,20 @@ def rehearsal_of(
         if program is None
         else _memory_of(program, build, device)
     )
-    flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
-    flops_model = flops_of(stage.jaxpr, again=False) if isinstance(stage, Traced) else None
+    flops_total = flops_model = None
+    kernels = KernelCosts(given_costs)
+    if isinstance(stage, Traced):
+        flops_total = flops_of(stage.jaxpr, costs=given_costs)
+        flops_model = flops_of(stage.jaxpr, costs=given_costs, again=False)
+        kernels = costs_of(stage.jaxpr, given_costs)
     modules = modules_in(build.text, mesh) if build.text else []  # unless it is not written
-    schedule = read_schedule(modules) if modules else None
+    if build.text and (missing := [each for each in given_costs if each not in build.text]):
+        targets = listed(sorted({*re.findall(r'custom_call_target="([^"]*)"', build.text)}))
+        raise ValueError(
+            f"costs has {missing[0]!r:.80}, which is no kernel of {name}; give the target of a "
+            f"custom call, of which it has {targets or 'none'}, or the name of a Pallas kernel"
+        )
+    schedule = read_schedule(modules, kernels) if modules else None
     collectives = _collectives_of(build, schedule, mesh)
     temporaries = tuple(read_temporaries(build.assignment, modules) if modules else ())
     if isinstance(stage, Traced) and num_devices > 1:

@@ -1,5 +1,6 @@
-"""Programs with kernels of Pallas, compiled for TPUs: all that follows a kernel is read."""
+"""Programs with kernels, compiled for devices: all that follows a kernel is read and counted."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
 
-pytestmark = pytest.mark.topology
+TRITON = pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 Kernel = Callable[..., Any]
 Operands = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -69,6 +70,7 @@ def ragged() -> tuple[Kernel, Operands]:
     return kernel, (shape(64, 8, 128), shape(64, 16, 16, 128), *numbers)
 
 
+@pytest.mark.topology
 @pytest.mark.parametrize(
     ("topology", "num_devices"),
     [("v4:2x2x1", 4), ("v5e:2x2", 4), ("v5p:2x2x1", 4), ("v6e:2x2", 4), ("tpu7x:2x2x1", 8)],
@@ -98,3 +100,89 @@ def test_collectives_after_a_kernel_are_read(
     assert rehearsal.seconds.not_counted
     with pytest.raises(AssertionError):
         gda.assert_collectives(step, x, *inputs, allow=[])
+
+
+# On GPUs.
+
+
+def triton(x: jax.Array, **estimate: Any) -> jax.Array:
+    from jax.experimental import pallas
+
+    def double(x_ref: Any, y_ref: Any) -> None:
+        y_ref[...] = x_ref[...] * 2
+
+    return pallas.pallas_call(double, jax.typeof(x), name="doubling", **estimate)(x)
+
+
+def mosaic(x: jax.Array, **estimate: Any) -> jax.Array:
+    from jax.experimental.pallas import mosaic_gpu
+
+    def copy(x_ref: Any, y_ref: Any, block: Any) -> None:
+        block[...] = x_ref[...]
+        mosaic_gpu.commit_smem()
+        mosaic_gpu.copy_smem_to_gmem(block, y_ref)
+        mosaic_gpu.wait_smem_to_gmem(0)
+
+    grid: dict[str, Any] = {"grid": (1,), "grid_names": ("g",)}
+    scratch = [mosaic_gpu.SMEM(x.shape, x.dtype)]
+    form = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return mosaic_gpu.kernel(copy, out_type=form, scratch_types=scratch, **grid, **estimate)(x)
+
+
+def on_each(mesh: Mesh, kernel: Kernel) -> Kernel:
+    return jax.shard_map(kernel, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+
+
+@pytest.mark.topology("gpu")
+@TRITON
+@pytest.mark.parametrize("kernel", [triton, mosaic])
+def test_the_estimate_of_the_author_of_a_kernel_counts_on_gpus(kernel: Kernel) -> None:
+    from jax.experimental import pallas
+
+    mesh = gda.rehearsal_mesh("h100:2", {"x": 2})
+    x = gda.abstract(shape(128, 64), mesh, P("x"))
+    estimate = pallas.CostEstimate(flops=10**9, transcendentals=0, bytes_accessed=0)
+    counted = gda.rehearse(on_each(mesh, functools.partial(kernel, cost_estimate=estimate)), x)
+    assert (counted.flops, counted.flops_total, counted.repetitions) == (1e9, 2e9, 1)
+    assert not counted.seconds.not_counted
+    assert gda.rehearse(on_each(mesh, kernel), x).seconds.not_counted
+
+
+@pytest.mark.topology("gpu")
+@TRITON
+def test_costs_of_kernels_are_given_by_name_or_target() -> None:
+    mesh = gda.rehearsal_mesh("h100:2", {"x": 2})
+    x = gda.abstract(shape(128, 64), mesh, P("x"))
+    for name in ("doubling", "__gpu$xla.gpu.triton"):
+        assert gda.rehearse(on_each(mesh, triton), x, costs={name: 1e9}).flops == 1e9
+    with pytest.raises(ValueError, match=r"costs has 'other'.* of which it has __gpu\$xla"):
+        gda.rehearse(on_each(mesh, triton), x, costs={"other": 1e9})
+    with pytest.raises(ValueError, match=r"costs\['doubling'\] must be a number above 0"):
+        gda.rehearse(on_each(mesh, triton), x, costs={"doubling": -1})
+
+
+@pytest.mark.topology("gpu")
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_attention_of_cudnn_is_counted_without_a_card(has_bias: bool) -> None:
+    mesh = gda.rehearsal_mesh("h100:8", {"data": 4, "model": 2})
+    query, key = (
+        gda.abstract(shape(16, 512, heads, 64), mesh, P("data", None, "model")) for heads in (8, 4)
+    )
+    bias = [gda.abstract(shape(1, 8, 512, 512), mesh, P(None, "model"))] * has_bias
+    original = jax.nn.dot_product_attention
+
+    def loss(query: jax.Array, key: jax.Array, *bias: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            options: Any = {"implementation": "cudnn", "is_causal": not has_bias}
+            return jax.nn.dot_product_attention(x, key, key, *bias, **options), None
+
+        return jax.lax.scan(jax.checkpoint(layer), query, None, length=3)[0].sum()
+
+    rehearsal = gda.rehearse(jax.grad(loss), query, key, *bias)
+    product = 2 * 4 * 4 * 512 * 512 * 64 * (1 if has_bias else 0.5)  # of a layer on one device
+    assert rehearsal.flops == 3 * (2 + 2 + 5) * product
+    assert rehearsal.flops_model == 8 * 3 * (2 + 5) * product
+    assert rehearsal.repetitions == 1
+    assert not rehearsal.seconds.not_counted
+    assert not any(each.axes == ("data",) for each in rehearsal.traffic if not has_bias)
+    assert jax.nn.dot_product_attention is original

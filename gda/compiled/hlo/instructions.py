@@ -112,6 +112,11 @@ class Instruction(NamedTuple):
         return self.attributes.get("frontend_attributes", "")
 
     @property
+    def target(self) -> str:
+        """The target of a custom call; empty for other instructions."""
+        return self.attributes.get("custom_call_target", "").strip('"')
+
+    @property
     def operand_names(self) -> list[str]:
         return [operand.split()[-1].lstrip("%") for operand in self.operands]
 

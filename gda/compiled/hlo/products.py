@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,12 @@ _OF_ATTENTION = re.compile(r"__cudnn\$f(?:mha|lash)\w*?(Backward)?")
 _PRECISION = re.compile(r"(?i)operand_precision[^}\]]*?\b(high(?:est)?)\b")
 _ALGORITHM = re.compile(r"(?i)algorithm\W+(?:alg_)?dot_(bf16|f16|f32)_\1_(?:bf16|f16|f32)\b")
 # Kernels that may have products, which their calls do not tell.
-_UNKNOWN = re.compile(r"(?i)matmul|gemm|dot|cublas|cudnn|conv|triton|mosaic|pallas|tpu_custom_call")
+UNKNOWN_KERNEL = re.compile(
+    r"(?i)matmul|gemm|dot|cublas|cudnn|conv|triton|mosaic|pallas|tpu_custom_call"
+)
 
+
+Place = tuple[str | None, int | None]  # file and line
 
 COMPLEX_FLOPS = 6.0  # a complex product by three real ones, which is the fewest
 
@@ -40,6 +45,31 @@ class Product(NamedTuple):
     kernel: str = ""
 
 
+class KernelCosts(NamedTuple):
+    """The operations of kernels of one device whose calls do not tell them.
+
+    Attributes:
+      given: by the target of the call or the name of the kernel, as the user gave them.
+      traced: names and operations of the kernels of each line, as their authors gave them.
+    """
+
+    given: Mapping[str, float] = {}
+    traced: Mapping[Place, frozenset[tuple[str, float]]] = {}
+
+    def product_of(
+        self, known: Product | None, target: str, op_name: str, place: Place
+    ) -> Product | None:
+        """Return the product of a custom call, of which its text tells ``known``."""
+        names = {target, *op_name.split("/")}
+        choices = [{self.given[name] for name in names & {*self.given}}]
+        if known is not None and known.flops is None:
+            traced = self.traced.get(place, frozenset())
+            choices += [{flops for name, flops in traced if name in names}]
+            choices += [{flops for _, flops in traced}]
+        found = next((some for some in choices if len(some) == 1), None)
+        return known if found is None else Product("bf16", "default", found.pop(), target)
+
+
 def product_of(computation: Computation, name: str) -> Product | None:
     """Return the product that an instruction is by itself; None if it is none.
 
@@ -51,11 +81,11 @@ def product_of(computation: Computation, name: str) -> Product | None:
     instruction = computation.instruction(name)
     if instruction is None:
         return Product("", "", None, found[1])
-    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    target = instruction.target
     if found[1] == "custom-call" and not _is_known(target):
         # Pallas writes what the author of the kernel gave.
         given = re.search(r"cost_estimate[^}]*?\Wflops\W+(\d+)", text)
-        if given is None and not _UNKNOWN.search(target):
+        if given is None and not UNKNOWN_KERNEL.search(target):
             return None
         return Product("bf16", "default", float(given[1]) if given else None, target)
     operands = map(computation.instruction, instruction.operand_names[:2])
@@ -82,9 +112,9 @@ def _bits(dtype: str) -> int:
 def _flops(instruction: Instruction, types: list[str]) -> float | None:
     left, right, result = (leaves(each)[0].shape for each in (*types, instruction.type))
     config = instruction.attributes.get("backend_config", "")
-    target = instruction.attributes.get("custom_call_target", "").strip('"')
-    if attention := _OF_ATTENTION.fullmatch(target):
-        return _flops_of_attention(config, left[-1], is_backward=bool(attention[1]))
+    target = instruction.target
+    if _OF_ATTENTION.fullmatch(target):
+        return flops_of_attention(target, config, left[-1])
     if "dim_labels" in instruction.attributes:
         # The backward kernels have the labels of the forward pass.
         if target == "__cudnn$convBackwardFilter":
@@ -101,16 +131,17 @@ def _flops(instruction: Instruction, types: list[str]) -> float | None:
     return of_one * math.prod(result) * terms
 
 
-def _flops_of_attention(config: str, width: int, *, is_backward: bool) -> float | None:
+def flops_of_attention(target: str, config: str, width: int) -> float | None:
     """Return the operations of attention by cuDNN: two products forward, five backward.
 
-    A causal mask omits half.
+    A causal mask omits half. None if it is no attention, or has no shape.
     """
+    kernel = _OF_ATTENTION.fullmatch(target)
     scores = re.search(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', config)
-    if scores is None:
+    if kernel is None or scores is None:
         return None
     size = math.prod(map(int, re.findall(r"\d+", scores[1])))
-    products = 5 if is_backward else 2
+    products = 5 if kernel[1] else 2
     return 2.0 * products * size * width * (0.5 if "CAUSAL" in config else 1)
 
 

@@ -13,7 +13,7 @@ from gda.compiled.hlo.instructions import COLLECTIVE, Computation, Instruction
 from gda.compiled.hlo.listing import summed
 from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.memory_traffic import MemoryTraffic
-from gda.compiled.hlo.products import Product, product_of
+from gda.compiled.hlo.products import KernelCosts, Product, product_of
 from gda.compiled.hlo.program import Collective, Module
 from gda.compiled.hlo.source_lines import metadata_of
 
@@ -24,6 +24,7 @@ _TAKES_NO_TIME = {
 }
 _GIVES_NAMES = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"')
 _ENDS = 'custom_call_target="AsyncCollectiveDone"'
+_NO_COSTS = KernelCosts()
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)".*?"cost_model_type":"COST_MODEL_TYPE_CLASSIC"')
 
 
@@ -133,12 +134,12 @@ def _flops(steps: Iterable[Step]) -> float | None:
     return summed(flops and (times and flops * times) for flops, times in products)
 
 
-def read_schedule(modules: Iterable[Module]) -> Schedule:
-    """Return the steps of a program."""
+def read_schedule(modules: Iterable[Module], costs: KernelCosts = _NO_COSTS) -> Schedule:
+    """Return the steps of a program, with operations of kernels that its text does not tell."""
     steps: list[Step] = []
     nbytes = 0
     for module in modules:
-        reader = _ScheduleReader(module)
+        reader = _ScheduleReader(module, costs)
         entry = module.computations[module.entry]
         steps += reader.steps(module.entry, True)
         for name, line in entry.lines.items():
@@ -160,8 +161,8 @@ def read_collectives(modules: Iterable[Module]) -> tuple[Collective, ...]:
 class _ScheduleReader:
     """The steps of one module: of a computation all, or those alone that communicate or call."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
+    def __init__(self, module: Module, costs: KernelCosts = _NO_COSTS) -> None:
+        self.module, self.costs = module, costs
         self.traffic = MemoryTraffic(module.computations, module.fusions)
         self.steps = functools.cache(self._steps)
 
@@ -242,6 +243,10 @@ class _ScheduleReader:
     ) -> Step:
         inside = [(each, line) for each in self._fused(instruction) for line in each.lines]
         products = [product_of(*each) for each in [(computation, name), *inside]]
+        if instruction.target:
+            place = step.source_file, step.source_line
+            called = instruction.target, step.op_name, place
+            products[0] = self.costs.product_of(products[0], *called)
         cycles = _CYCLES.search(computation.lines[name])
         return step._replace(
             products=tuple(each for each in products if each is not None),

@@ -2,5 +2,5 @@
 
 Read in this order: ``rehearsal_mesh`` (``gda.rehearsal_mesh``), ``tpus`` and ``gpus`` (the devices
 of a topology, which their compilers describe), ``without_hardware`` (the environment of these
-compilers).
+compilers), ``cudnn_attention`` (traced without a card).
 """
