@@ -12,15 +12,16 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, is_known, sees
@@ -50,7 +51,7 @@ from gda.storage.stores.errors import (
     SaveError,
 )
 from gda.storage.stores.opening import Store, open_store
-from gda.trees.records.recorded_tree import Path, ValueLeaf, flatten
+from gda.trees.records.recorded_tree import Leaf, Path, ValueLeaf, flatten
 from gda.trees.records.saved_leaves import (
     GivenLeaf,
     SavedLeaf,
@@ -61,6 +62,8 @@ from gda.trees.records.saved_leaves import (
     with_blocks,
     without_ties,
 )
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
 # Files. Most wait for the disk, together: fsync of one waits for the data of others in the journal
@@ -155,10 +158,7 @@ def save(
     agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, progress, retry)
     with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
-        saving.begin(tree)
-        saving.take()
-        saving.link()
-        saving.commit()
+        saving.commit(saving.link(saving.take(saving.begin(tree))))
 
 
 @set_module("gda.checkpoint")
@@ -207,12 +207,12 @@ def save_async(
     options = Options(max_workers, max_bytes, retry=retry)
     with contextlib.ExitStack() as stack:
         saving = Save("gda.checkpoint.save_async", path, agreed, options, timeout)
-        stack.enter_context(saving).begin(tree)
-        return in_background(saving, stack)
+        return in_background(saving, stack.enter_context(saving).begin(tree), stack)
 
 
 def in_background(
     saving: Save,
+    begun: Begun,
     stack: contextlib.ExitStack,
     after: Callable[[CommittedSave, float], None] = lambda written, free_since: None,
     failed: Callable[[], None] = lambda: None,
@@ -222,7 +222,7 @@ def in_background(
     It calls ``failed``; or in process 0, when the checkpoint is complete, ``after`` with the time
     since which the caller goes on.
     """
-    saving.take(keeps=True)
+    taken = saving.take(begun, keeps=True)
     pending = Pending(saving.store.url)
     free_since = time.monotonic()
     # After Ctrl-C, this thread must not remove what the other one writes.
@@ -231,23 +231,56 @@ def in_background(
     def finish() -> None:
         try:
             with left:
-                saving.link()
-                written = saving.commit()
+                written = saving.commit(saving.link(taken))
         except BaseException:
             failed()
             raise
-        if written is not None:
+        if jax.process_index() == 0:
             after(written, free_since)
 
     # Threads of this name communicate.
-    pending._start(finish, f"gda-save-{saving.claim.data}")
-    if saving.failure is not None and not isinstance(saving.failure, Exception):
-        raise saving.failure  # Ctrl-C, here and now; the thread tells the others
+    pending._start(finish, f"gda-save-{begun.claim.data}")
+    error = taken.share.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error  # Ctrl-C, here and now; the thread tells the others
     return pending
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A save that all processes have begun: the leaves of its tree, and the claim of its path."""
+
+    structure: Any  # of the tree, as JSON
+    given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # which has tied leaves once
+    numbers: dict[Path, int]  # of each leaf among these
+    claim: _Claim
+    base: Store | None
+    looks: bool = False  # True to look if all processes see the folder
+    compares: bool = False  # True to compare arrays that devices may still compute
+
+    @property
+    def has_large(self) -> bool:
+        """True if one of its arrays is not packed."""
+        return any(isinstance(x, GivenLeaf) and not is_packed(x.record) for x in self.given)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A save with its values.
+
+    Attributes:
+      begun: without the leaves, which are the user's arrays.
+      share: the part of this process, or its error, which the others hear at the next meeting.
+      linkable: this store and that of the base, if an array may be linked; equal in all processes.
+    """
+
+    begun: Begun
+    share: Future[Share]
+    linkable: tuple[FileStore, FileStore] | None
+
+
 class CommittedSave(NamedTuple):
-    """The bytes and the seconds of a save that is complete, as process 0 knows them.
+    """The bytes and the seconds of a save that is complete.
 
     Attributes:
       seconds: that each process wrote.
@@ -263,27 +296,16 @@ class CommittedSave(NamedTuple):
 class Save:
     """One save, in this process. Its methods stand in the order of its steps.
 
-    ``begin`` and ``commit`` are one meeting each: all processes succeed, or all raise. So is
-    ``take`` if something is left to compare, and ``link`` if something may be linked. An error of
-    this process between two meetings is told in the next one. The context keeps other saves out,
-    and after an error it removes the new data.
+    Each step takes what the one before returned. ``begin`` and ``commit`` are one meeting each: all
+    processes succeed, or all raise. So is ``take`` if something is left to compare, and ``link`` if
+    something may be linked. The context keeps other saves out, and after an error it removes the
+    new data.
 
     Args:
       name: of the public function.
       agreed: the options that must be the same in all processes.
       before_commit: called in process 0 when all is written; if it raises, nothing is committed.
     """
-
-    claim: _Claim  # after begin(): the new directory
-    failure: BaseException | None = None  # of this process, which the others have not heard of
-    _structure: Any  # of the tree, as JSON
-    _given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # its leaves, until take()
-    _numbers: dict[Path, int]  # of each leaf among these, which have tied ones once
-    _has_large: bool  # True if one is not packed
-    _writer: Writer  # after begin()
-    _looks: bool  # after begin(): True to look if all processes see the folder
-    _compares: bool  # after begin(): True to compare arrays that devices may still compute
-    _share: Share  # after take()
 
     def __init__(
         self,
@@ -301,118 +323,117 @@ class Save:
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit
         self._held = contextlib.ExitStack()  # the path, in process 0
-        self._base_manifest: Manifest | None = None
         self._may_be_committed = False  # True as soon as the new manifest may be there
 
     def __enter__(self) -> Self:
         return self
 
-    def begin(
-        self,
-        tree: Any,
-        *,
-        timeout: float | None = None,
-        brings: Any = None,
-        decide: Callable[[list[Any]], tuple[bool, Any]] = lambda _: (True, None),
-        shared: tuple[type[Exception], ...] = _SHARED,
-    ) -> Any:
+    def begin(self, tree: Any) -> Begun:
         """Compare the calls of all processes; process 0 claims the path, and names the directory.
 
         Nothing slow comes before, and no array is waited for.
+        """
+        seconds = min(self._timeout, timeout_of_checks())
+        begun, _ = self.begin_if(lambda _: (True, None), None, tree, seconds, _SHARED)
+        assert begun is not None
+        return begun
+
+    def begin_if(
+        self,
+        decide: Callable[[list[Any]], tuple[bool, Any]],
+        brings: Any,
+        tree: Any,
+        timeout: float,
+        shared: tuple[type[Exception], ...],
+    ) -> tuple[Begun | None, Any]:
+        """Do as ``begin``, if process 0 decides so.
 
         Args:
-          timeout: seconds to wait for the others; by default as long as a check waits.
-          brings: a value of JSON for ``decide``.
           decide: called in process 0 with what all bring, if they agree and before it claims the
             path. Returns False to begin nothing, and a value of JSON for all, which this returns.
+          brings: a value of JSON for ``decide``.
+          timeout: seconds to wait for the others.
           shared: as for ``all_do``.
         """
         base = None if self._base is None else self._base.url
         arguments = {"path": self.store.url, **self._agreed, "base": base}
+        claim: _Claim | None = None
 
-        def work() -> None:
-            self._structure, leaves = flatten(tree)
-            given = given_leaves(leaves, self._options)
-            self._given, numbers = without_ties(leaves, given)
-            self._numbers = dict(zip((path for path, _ in leaves), numbers, strict=True))
-            self._has_large = any(
-                isinstance(each, GivenLeaf) and not is_packed(each.record) for each in self._given
-            )
+        def work() -> Begun:
+            structure, leaves = flatten(tree)
+            given, numbers = without_ties(leaves, given_leaves(leaves, self._options))
+            paths = (path for path, _ in leaves)
+            of_paths = dict(zip(paths, numbers, strict=True))
+            return Begun(structure, given, of_paths, _Claim(""), self._base)
 
-        def outcome(_: None) -> Description:
-            values = values_of(self._given)
-            tied = len(self._given) < len(self._numbers)
-            told = {**arguments, "tied arrays": [*self._numbers.values()]} if tied else arguments
+        def outcome(begun: Begun) -> Description:
+            values, numbers = values_of(begun.given), begun.numbers
+            tied = len(begun.given) < len(numbers)
+            told = {**arguments, "tied arrays": [*numbers.values()]} if tied else arguments
             return call_fields(tree, told) | {(p, "value"): text for p, text in values.items()}
 
-        def share(_: None) -> dict[str, Any]:
+        def share(begun: Begun) -> dict[str, Any]:
             if jax.process_count() == 1:
                 return {"brings": brings, "compares": False, "looks": False}
-            compares = any(isinstance(x, GivenLeaf) and x.is_on_own_device for x in self._given)
+            compares = any(isinstance(x, GivenLeaf) and x.is_on_own_device for x in begun.given)
             looks = isinstance(self.store, FileStore) and not is_known(self.store.url)
             return {"brings": brings, "compares": compares, "looks": looks}
 
         def begin(parts: dict[int, Any]) -> dict[str, Any]:
-            all_parts = [*parts.values()]
-            begins, told = decide([part["brings"] for part in all_parts])
+            nonlocal claim
+            begins, told = decide([part["brings"] for part in parts.values()])
             looks, compares = [
-                any(part[what] for part in all_parts) for what in ("looks", "compares")
+                any(part[what] for part in parts.values()) for what in ("looks", "compares")
             ]
-            data = self._claim(looks) if begins else None
+            claim = self._claimed(looks) if begins else None
+            data = None if claim is None else claim.data
             return {"data": data, "told": told, "looks": looks, "compares": compares}
 
         try:
-            decision = done_by_all(
+            begun, decision, _ = done_by_all(
                 work,
                 outcome,
                 self._name,
-                timeout=timeout or min(self._timeout, timeout_of_checks()),
+                timeout=timeout,
                 share=share,
                 decide=begin,
                 deciding=self._timeout,
                 failed=SaveError,
                 shared=shared,
-            ).decision
+            )
         except LateProcessError as error:
             error.add_note("gda: every process of the program must call save, not process 0 alone")
             raise
-        if (data := decision["data"]) is not None:
-            self._looks, self._compares = decision["looks"], decision["compares"]
-            if jax.process_index() != 0:
-                self.claim = _Claim(data, ())
-            self._writer = Writer(
-                store=self.store,
-                data=data,
-                options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
-            )
-        return decision["told"]
+        if decision["data"] is None:
+            return None, decision["told"]
+        claim = claim or _Claim(decision["data"])
+        looks, compares = decision["looks"], decision["compares"]
+        return replace(begun, claim=claim, looks=looks, compares=compares), decision["told"]
 
-    def _claim(self, looks: bool) -> str:
-        """Claim the path in process 0; return the name of the new directory."""
+    def _claimed(self, looks: bool) -> _Claim:
+        """Claim the path in process 0."""
         if "@" in self.store.url:
             check_names_no_step(self.store.url.removesuffix("/"), self._timeout)
-        if self._base is not None:
-            self._base_manifest = load_complete(self._base)
-        self.claim = self._held.enter_context(_claimed(self.store, self._agreed["overwrite"]))
-        self._held.push(self._undo)
+        base = None if self._base is None else load_complete(self._base)
+        claim = self._held.enter_context(_claimed(self.store, self._agreed["overwrite"]))
+        self._held.push(partial(self._undo, claim.data))
         if looks and isinstance(self.store, FileStore):
-            self.store.make(self.claim.data)
-        return self.claim.data
+            self.store.make(claim.data)
+        return replace(claim, base=base)
 
-    def link_to(self, base: Any) -> None:
-        """Set the base, the same in all processes; one that cannot be read links nothing."""
-        self._base = open_store(base, self._timeout)
-
-    def take(self, keeps: bool = False) -> None:
+    def take(self, begun: Begun, keeps: bool = False) -> Taken:
         """Take the values. With ``keeps``, the caller may do anything with the arrays afterwards.
 
         A meeting if this folder is new to the program, or if the tree has arrays that every process
         has on a device of its own: they are compared before anything is written.
         """
+        linkable = None
+        if isinstance(self.store, FileStore) and isinstance(begun.base, FileStore):
+            linkable = (self.store, begun.base) if begun.has_large else None
         # An accelerator then copies only what is written. On CPU nothing is copied, and the sums
         # need not hold the caller.
-        links_first = keeps and self._linkable() is not None and jax.default_backend() != "cpu"
-        take = partial(self._take, keeps and not links_first)
+        links_first = keeps and linkable is not None and jax.default_backend() != "cpu"
+        take = partial(self._take, begun, keeps and not links_first)
 
         def decide(parts: dict[int, Any]) -> list[int]:
             if blind := [process for process, part in parts.items() if not part["sees"]]:
@@ -420,45 +441,64 @@ class Save:
             check_same_values([part["values"] for part in parts.values()])
             return []
 
-        if self._looks or self._compares:
+        if begun.looks or begun.compares:
             seconds = self._timeout + LATE_SECONDS
-            blind = self._together("beginning", take, decide, seconds).decision
-            if self._looks:
-                check_all_see(self.store.url, blind)
+            done = self._together("beginning", take, decide, lambda mine: mine[1], seconds)
+            if begun.looks:
+                check_all_see(self.store.url, done.decision)
+            share = _tried(lambda: done.mine[0])
         else:
-            self._attempt(take)
-        if links_first:
-            self.link(keeps=True)
+            share = _tried(lambda: take()[0])
+        taken = Taken(replace(begun, given=()), share, linkable)
+        return self.link(taken, keeps=True) if links_first else taken
 
-    def _take(self, keeps: bool) -> dict[str, Any]:
-        """Return what process 0 compares."""
-        if self._looks and not sees(self._sees_claim):
-            return {"sees": False}
+    def _take(self, begun: Begun, keeps: bool) -> tuple[Share, dict[str, Any]]:
+        """Return the part of this process, and what process 0 compares."""
+        if begun.looks and not sees(partial(self._sees, begun.claim)):
+            return Share(()), {"sees": False}
         # Only now: a process that waits for arrays, which it computes with others, cannot meet.
-        given, self._given = self._given, ()  # the user's arrays, which are not kept
-        arrays = [each.array for each in given if isinstance(each, GivenLeaf)]
-        wait_for_arrays(self._name, arrays)
-        self._share = Share(with_blocks(given))
-        values = {}
-        if self._compares:
-            leaves = [each for each in self._share.leaves if isinstance(each, SavedLeaf)]
+        wait_for_arrays(self._name, [x.array for x in begun.given if isinstance(x, GivenLeaf)])
+        share, values = Share(with_blocks(begun.given)), {}
+        if begun.compares:
+            leaves = [each for each in share.leaves if isinstance(each, SavedLeaf)]
             values = values_of([each for each in leaves if isinstance(each.own, jax.Array)])
-        if keeps:
-            self._share = self._share.kept()
-        return {"sees": True, "values": values}
+        return share.kept() if keeps else share, {"sees": True, "values": values}
 
-    def _sees_claim(self) -> bool:
+    def _sees(self, claim: _Claim) -> bool:
         try:
-            self.store.entries(self.claim.data)
+            self.store.entries(claim.data)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
-    def _linkable(self) -> tuple[FileStore, FileStore] | None:
-        """Return this store and that of the base, if an array may be linked; equal in all."""
-        if not isinstance(self.store, FileStore) or not isinstance(self._base, FileStore):
-            return None  # an object store has no links
-        return (self.store, self._base) if self._has_large else None
+    def link(self, taken: Taken, keeps: bool = False) -> Taken:
+        """Link the arrays that are those of the base; then no block of them is left to write.
+
+        ``keeps`` is that of ``take``. Does nothing without a base, or if it was done.
+        """
+        if taken.linkable is None:
+            return taken
+        stores, claim = taken.linkable, taken.begun.claim
+
+        def compare() -> tuple[Links, Share, dict[str, Any]]:
+            base = claim.base or self._read_base(stores[1])
+            links = Links(self._writer(claim), *stores, base)
+            return links, *links.compared(taken.share.result())
+
+        compared = _tried(compare)
+
+        def decide(parts: dict[int, dict[str, Any]]) -> list[int]:
+            links, share, _ = compared.result()
+            return links.unchanged(share, [*parts.values()])
+
+        done = self._together("comparing", compared.result, decide, lambda mine: mine[2])
+
+        def link() -> Share:
+            links, share, _ = done.mine
+            share = links.linked(share, done.decision)
+            return share.kept() if keeps else share
+
+        return replace(taken, share=_tried(link), linkable=None)
 
     def _read_base(self, base: Store) -> Manifest:
         try:
@@ -469,94 +509,59 @@ class Save:
             logging.getLogger("gda").warning("nothing is linked to %s: %s", base.url, error)
             return _EMPTY
 
-    def link(self, keeps: bool = False) -> None:
-        """Link the arrays that are those of the base; then no block of them is left to write.
+    def _writer(self, claim: _Claim) -> Writer:
+        at_a_time = self._options.max_workers or _AT_A_TIME
+        return Writer(self.store, claim.data, replace(self._options, max_workers=at_a_time))
 
-        ``keeps`` is that of ``take``. Does nothing without a base, and when it is called again.
-        """
-        linkable = self._linkable()
-        if linkable is None:
-            return
-        self._base = None
-        links: Any = None
-
-        def compare() -> dict[str, Any]:
-            nonlocal links
-            base = self._base_manifest or self._read_base(linkable[1])
-            links = Links(self._writer, *linkable, base)
-            self._share, part = links.compared(self._share)
-            return part
-
-        def decide(parts: dict[int, dict[str, Any]]) -> list[int]:
-            return links.unchanged(self._share, [*parts.values()])
-
-        def link() -> None:
-            self._share = links.linked(self._share, unchanged)
-            if keeps:
-                self._share = self._share.kept()
-
-        unchanged = self._together("comparing", compare, decide).decision
-        self._attempt(link)
-
-    def commit(self) -> CommittedSave | None:
+    def commit(self, taken: Taken) -> CommittedSave:
         """Write the chunks of this process; when all are written, process 0 writes the manifest.
 
-        Then it removes the old data, and returns what all wrote.
+        Then it removes the old data.
         """
-        written: list[CommittedSave] = []
-        self._together("writing", self._write, lambda parts: written.append(self._commit(parts)))
-        for name in self.claim.replaced:
+        writer = self._writer(taken.begun.claim)
+
+        def write() -> dict[str, Any]:
+            share, begun = taken.share.result(), time.monotonic()
+            written = writer.write(share)
+            linked = sum(each.nbytes for each in share.linked)
+            return {"written": written, "linked": linked, "seconds": time.monotonic() - begun}
+
+        def commit(parts: dict[int, Any]) -> CommittedSave:
+            self._before_commit()
+            written = [part["written"] for part in parts.values()]
+            manifest = _manifest(taken.begun, *writer.records(taken.share.result(), written))
+            self._replace_manifest(taken.begun.claim, manifest, writer)
+            linked = sum(part["linked"] for part in parts.values())
+            seconds = [part["seconds"] for part in parts.values()]
+            return CommittedSave(seconds, manifest.nbytes_of_chunks, linked)
+
+        committed = CommittedSave(*self._together("writing", write, commit).decision)
+        for name in taken.begun.claim.replaced:
             _remove(self.store, name)
-        return written[0] if written else None
+        return committed
 
-    def _write(self) -> dict[str, Any]:
-        begun = time.monotonic()
-        written = self._writer.write(self._share)
-        linked = sum(each.nbytes for each in self._share.linked)
-        return {"written": written, "linked": linked, "seconds": time.monotonic() - begun}
-
-    def _commit(self, parts: dict[int, Any]) -> CommittedSave:
-        self._before_commit()
-        written = [part["written"] for part in parts.values()]
-        arrays, leaves = self._writer.records(self._share, written)
-        manifest = Manifest(
-            data=self.claim.data,
-            arrays=arrays,
-            leaves=tuple(
-                leaf if (leaf := leaves[number]).path == path else replace(leaf, path=path)
-                for path, number in self._numbers.items()
-            ),
-            structure=self._structure,
-            about=_about(),
-        )
+    def _replace_manifest(self, claim: _Claim, manifest: Manifest, writer: Writer) -> None:
         file = manifest_json.dump(manifest)
         try:
-            with self.store.replacing(manifest_json.NAME, file, self.claim.version):
-                self._writer.check_written(manifest)
+            with self.store.replacing(manifest_json.NAME, file, claim.version):
+                writer.check_written(manifest)
                 self._may_be_committed = True
         except SaveError:
             self._may_be_committed = False
             raise
-        linked = sum(part["linked"] for part in parts.values())
-        seconds = [part["seconds"] for part in parts.values()]
-        return CommittedSave(seconds, manifest.nbytes_of_chunks, linked)
 
     def _together(
         self,
         step: str,
-        work: Callable[[], Any],
+        work: Callable[[], T],
         decide: Callable[[dict[int, Any]], Any],
+        share: Callable[[T], Any] = lambda mine: mine,
         timeout: float = 0,
-    ) -> Done[Any]:
-        """Do a step of all processes; ``decide`` gets the results of ``work`` in process 0."""
-
-        def checked() -> Any:
-            if self.failure is not None:
-                raise self.failure
-            return work()
-
+    ) -> Done[T]:
+        """Do a step of all processes; ``decide`` gets what they ``share`` in process 0."""
         return all_do(
-            checked,
+            work,
+            share=share,
             decide=decide,
             what=f"{step} the checkpoint {self.store.url}",
             timeout=timeout or self._timeout,
@@ -565,26 +570,42 @@ class Save:
             shared=_SHARED,
         )
 
-    def _attempt(self, work: Callable[[], Any]) -> None:
-        """Do the part of this process; the others hear of an error at the next step of all."""
-        try:
-            work()
-        except BaseException as error:
-            if jax.process_count() == 1:
-                raise
-            self.failure = error
-
     def __exit__(self, *error: Any) -> None:
         self._held.__exit__(*error)
 
-    def _undo(self, _: object, error: BaseException | None, __: object) -> None:
+    def _undo(self, data: str, _: object, error: BaseException | None, __: object) -> None:
         """Remove the new data after an error, before other saves may come."""
         if error is not None and not self._may_be_committed:
             with contextlib.suppress(Exception):
-                self.store.remove(self.claim.data)
+                self.store.remove(data)
             error.add_note(
                 f"gda: nothing was committed to {self.store.url}; its old contents are unchanged"
             )
+
+
+def _tried(work: Callable[[], T]) -> Future[T]:
+    """Do the part of this process; of several, the others hear its error at the next meeting."""
+    tried: Future[T] = Future()
+    try:
+        tried.set_result(work())
+    except BaseException as error:
+        if jax.process_count() == 1:
+            raise
+        tried.set_exception(error)
+    return tried
+
+
+def _manifest(begun: Begun, arrays: Sequence[StoredArray], leaves: Sequence[Leaf]) -> Manifest:
+    return Manifest(
+        data=begun.claim.data,
+        arrays=tuple(arrays),
+        leaves=tuple(
+            leaf if (leaf := leaves[number]).path == path else replace(leaf, path=path)
+            for path, number in begun.numbers.items()
+        ),
+        structure=begun.structure,
+        about=_about(),
+    )
 
 
 # The path of a save.
@@ -592,11 +613,12 @@ class Save:
 
 @dataclass(frozen=True)
 class _Claim:
-    """The directory of a save, and the data to remove after the commit."""
+    """The directory of a save; in process 0 also what it has found at the path."""
 
     data: str  # a new directory
-    replaced: tuple[str, ...]  # names at the top level
+    replaced: tuple[str, ...] = ()  # names at the top level, to remove after the commit
     version: bytes | None = None  # of the present manifest, for the store to detect a change
+    base: Manifest | None = None  # of the user's base
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.checkpoint.runs.keeping import Keeping
+from gda.checkpoint.pending import Pending
 from gda.checkpoint.saving import CommittedSave
 from gda.checkpoint.step_folders.folder import (
     BEGUN,
@@ -29,6 +29,7 @@ from gda.checkpoint.step_folders.folder import (
     below,
     name_of,
 )
+from gda.checkpoint.step_folders.rules import Rules
 from gda.layout.text import counted, format_bytes, format_numbers, join_some
 from gda.multihost.background import in_thread
 from gda.storage.stores.directory import LOCK
@@ -40,12 +41,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class StepSave:
-    """The save of a step: when it began, and the seconds that it waited for the one before."""
+    """The save of a step."""
 
     number: int
     metrics: Mapping[str, Any]
-    begun: float
-    waited: float
+    begun: float  # a time of the monotonic clock
+    waited: float  # seconds, for the save before
+    pending: Pending | None = None  # when it has begun
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Keeper:
     """
 
     folder: RunFolder
-    keeping: Keeping
+    rules: Rules
     links: bool = True
     on_complete: Callable[[int, Any], object] | None = None
     owner: Owner | None = None
@@ -138,7 +140,7 @@ class Keeper:
     def _claimed(self) -> Owner:
         if self.owner is None:
             try:
-                self.owner = self.folder.claim(self.keeping.best)
+                self.owner = self.folder.claim(self.rules.best)
             except OSError as error:
                 former = self.folder.owner()
                 if error.errno not in _FULL or former is None:
@@ -146,7 +148,7 @@ class Keeper:
                 # The files of a killed save may fill the disk.
                 for name in self._left_over(former):
                     _remove_rest(self.folder, name)
-                self.owner = self.folder.claim(self.keeping.best)
+                self.owner = self.folder.claim(self.rules.best)
         ends = self.folder.check_owner(self.owner).ends
         if ends is not None:  # of a rollback that was killed, or failed
             self._remove_later(self.owner, ends)
@@ -235,25 +237,26 @@ class Keeper:
         )
         return [*later]
 
-    def begin(self, step: StepSave, before: int | None, seconds_left: float) -> str | None:
-        """Make the folder of a step; return the step to link to, or an empty text.
+    def has_time_for(self, number: int, before: int | None, seconds_left: float) -> bool:
+        """Return False, and log it, if the program will be killed before a step is complete."""
+        if self.last_seconds <= seconds_left:
+            return True
+        log.warning(
+            "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; the "
+            "steps after %d are lost",
+            number,
+            self.folder.url,
+            self.last_seconds,
+            max(seconds_left, 0),
+            before or 0,
+        )
+        return False
 
-        ``None`` if the program will be killed before the step is complete.
-        """
+    def begin(self, step: StepSave, before: int | None) -> str | None:
+        """Make the folder of a step; return the folder of the step to link to, if there is one."""
         owner, number = self._claimed(), step.number
         step.metrics = begun_to_fetch(step.metrics)
         self._look_for_best(step)
-        if self.last_seconds > seconds_left:
-            log.warning(
-                "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "
-                "the steps after %d are lost",
-                number,
-                self.folder.url,
-                self.last_seconds,
-                max(seconds_left, 0),
-                before or 0,
-            )
-            return None
         self._removals.wait_for(name_of(number))
         folders = self.folder.listed({number, number if before is None else before})
         there = folders.get(number)
@@ -262,12 +265,12 @@ class Keeper:
         self.folder.begin(name_of(number), owner)
         newest = None if before is None else folders.get(before)
         is_linkable = self.links and not self.folder.store().is_remote
-        is_whole = not is_linkable or self.keeping.is_milestone(number, before)
-        return "" if is_whole or newest is None or newest.is_of_orbax else newest.name
+        is_whole = not is_linkable or self.rules.is_milestone(number, before)
+        return None if is_whole or newest is None or newest.is_of_orbax else newest.name
 
     def _look_for_best(self, step: StepSave) -> None:
         """Warn if the first step lacks the metric of ``keep_best``."""
-        best, self._knows_best = None if self._knows_best else self.keeping.best, True
+        best, self._knows_best = None if self._knows_best else self.rules.best, True
         if best is not None and best[0] not in step.metrics:
             has = (
                 f"it has {join_some([*map(repr, step.metrics)])}" if step.metrics else "it has none"
@@ -353,7 +356,10 @@ class Keeper:
         """
         try:
             owner = self._claimed()
-            folders, kept = self.folder.complete(), self.keeping.kept(self.folder)
+            folders, best = self.folder.complete(), self.rules.best
+            ranked = self.folder.best_first(*best) if best and self.rules.ranks else []
+            kept = self.rules.kept(folders, ranked)
+            kept.update(number for number, each in folders.items() if each.is_held)
             kept.update(number for number, call in self._hooks.items() if not call.done())
             removed: dict[int, str] = {}
             for number, each in folders.items():

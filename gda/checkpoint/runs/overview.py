@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from gda.checkpoint.inspecting import JSON_VERSION, inspect, verify
 from gda.checkpoint.runs.keeper import Keeper
-from gda.checkpoint.runs.keeping import Keeping
 from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder, below, checked_step
+from gda.checkpoint.step_folders.rules import Rules
 from gda.layout.text import counted, format_bytes
 from gda.show.report import Report, Table
 from gda.storage.options import ProgressLike
@@ -171,7 +171,7 @@ def roll_back(path: Any, step: int, timeout: float) -> list[int]:
     Raises ``CheckpointNotFoundError`` if the run has no such step, ``ValueError`` if a later one is
     held.
     """
-    keeper = Keeper(RunFolder(path, timeout), Keeping.of(None, None, None))
+    keeper = Keeper(RunFolder(path, timeout), Rules())
     removed = keeper.roll_back(checked_step(step))
     keeper.wait(threading.TIMEOUT_MAX)
     return removed

@@ -13,19 +13,17 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial as bind  # resume has an argument of the other name
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import jax
 
-from gda.checkpoint.pending import Pending
 from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
-from gda.checkpoint.runs.keeping import Keep, Keeping
 from gda.checkpoint.runs.resuming import read_newest
 from gda.checkpoint.saving import MAX_BYTES, Save, in_background
 from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, sees
-from gda.checkpoint.step_folders import rules
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
     TakenOverError,
@@ -34,6 +32,7 @@ from gda.checkpoint.step_folders.folder import (
     name_of,
     path_of,
 )
+from gda.checkpoint.step_folders.rules import Keep, Rules, is_due
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
 from gda.multihost.agreement import call_fields, communicates, done_by_all
@@ -43,6 +42,7 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count, check_seconds
 from gda.storage.stores.checksums import require_crc32c
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
+from gda.storage.stores.opening import open_store
 
 log = logging.getLogger("gda")
 
@@ -135,7 +135,7 @@ class Run:
             raise ValueError(
                 f"on_complete must be a function of step and path, not {on_complete!r}"
             )
-        keeping = Keeping.of(keep, keep_every, keep_best)
+        rules = Rules.of(keep, keep_every, keep_best)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
         self._options = Options(max_workers, max_bytes, retry=retry)
@@ -145,25 +145,23 @@ class Run:
             "every": self._every,
             "grace": grace,
             "keep": getattr(keep, "__qualname__", keep),
-            **keeping.compared(),
+            "keep_every": keep_every,
+            "keep_best": (rules.num_best, rules.best),
             "signals": [*map(int, signals)],
             "save_on": [*map(int, save_on)],
             "on_error": on_error,
             "unchanged": unchanged,
         }
-        self._keeper = Keeper(self._folder, keeping, unchanged == "link", on_complete)
-        self._is_owned = False
-        self._unfinished = ""  # resume or rollback, after which a resume has not succeeded
+        self._keeper = Keeper(self._folder, rules, unchanged == "link", on_complete)
+        # "resume" and "rollback" have begun, and no resume has succeeded since.
+        self._phase: Literal["new", "resume", "rollback", "going on", "closed"] = "new"
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
-        self._newest: int | None = None  # the newest step, complete or being saved
-        self._done: set[int] = set()  # the steps that were saved or resumed
+        self._steps: list[int] = []  # resumed or saved, ascending; the last may be in flight
         self._previous = 0  # the step of the call before
-        self._reached = -1  # the newest step that reached save
-        self._running: _Running | None = None
+        self._running: StepSave | None = None
         self._ending: Ending | None = None
         self._is_asked = False  # the next call of save shall save
         self._is_told = False  # the next call of save looks if the one before has failed
-        self._is_closed = False
 
     # The steps of the training.
 
@@ -213,7 +211,7 @@ class Run:
         ...     run.resume({'w': jnp.zeros(4)})[1]
         0
         """
-        self._unfinished = "resume"
+        self._phase = "resume"
         _check_one_of("damaged", damaged, ("set aside", "raise"))
         wanted = None if step is None else checked_step(step)
         options: dict[str, Any] = {"at": tuple(at), "partial": partial, "missing": missing}
@@ -224,7 +222,7 @@ class Run:
         begun, url = time.monotonic(), self._folder.url
         if not self._names:
             if start_from is None:
-                self._is_at(0, None)
+                self._go_on(0)
                 log.info("%s has no step yet: the training begins", url)
                 return state, 0
             # The same in all processes, also if it names the latest step of a run.
@@ -237,7 +235,7 @@ class Run:
                 failed=SaveError,
                 shared=_SHARED,
             ).mine
-            self._is_at(0, None)
+            self._go_on(0)
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
@@ -252,7 +250,7 @@ class Run:
             aside = self._told("set aside", bind(self._folder.set_aside, name, reason))
             log.warning("step %d is damaged and was set aside as %s: %s", number, aside, reason)
         seconds, lost = time.monotonic() - begun, max(self._names) - found.step
-        self._is_at(found.step, found.step)
+        self._go_on(found.step, found.step)
         damage = f"; {lost} steps lost by damage" if lost else ""
         log.info("resumed %s at step %d, in %.1f s%s", url, found.step, seconds, damage)
         return found.state, found.step
@@ -298,17 +296,15 @@ class Run:
         """
         number = checked_step(step)
         is_due = self._is_due(number)
-        self._reached = max(number, self._reached)
         if self._is_told:
             self._is_told = False
             # When the program ends, the last state is worth more than the error.
             self._finish(self._logs_errors or self.is_ending)
-        if number in self._done:
-            self._is_asked = is_begun = False
-        else:
-            self._check_is_newest(number)
+        if self._is_new(number):
             is_begun = is_due or now
             is_begun = is_begun and self._save(number, state, metrics, self._logs_errors)
+        else:
+            self._is_asked = is_begun = False
         self._previous = number  # not after an error: the step may be saved again
         return is_begun
 
@@ -335,15 +331,12 @@ class Run:
         """
         number = checked_step(step)
         is_due = self._is_due(number)
-        if number in self._done:
-            return False
-        self._check_is_newest(number)
-        return is_due
+        return self._is_new(number) and is_due
 
     def _is_due(self, number: int) -> bool:
         self._own_if_new()
         self._look()
-        return rules.is_due(number, self._previous, self._every) or self._is_asked
+        return is_due(number, self._previous, self._every) or self._is_asked
 
     @communicates("gda.checkpoint.Run.wait")
     def wait(self) -> None:
@@ -384,14 +377,13 @@ class Run:
         if step is not None:
             number = checked_step(step)
             self._own_if_new()
-            if number not in self._done:
-                self._check_is_newest(number)
+            if self._is_new(number):
                 self._save(number, state, None, logs_errors=False)
                 self._finish()
-        elif self._reached > (self._newest or 0):
+        elif self._previous > (self._newest or 0):
             log.warning(
                 "step %d of %s reached save and is not saved; call close(step, state) at the end",
-                self._reached,
+                self._previous,
                 self._folder.url,
             )
         self._keeper.wait(self._grace)
@@ -425,11 +417,12 @@ class Run:
           DisagreementError: the processes name different steps.
         """
         number, expected = checked_step(step), checked_step(newest)
-        before, self._unfinished = self._unfinished, "rollback"
+        before, self._phase = self._phase, "rollback"
         self._finish()
         what = f"rollback to step {number} if the newest is {expected}"
         is_done = bool(self._told(what, lambda: self._keeper.roll_back(number, expected)))
-        self._unfinished = self._unfinished if is_done else before
+        if not is_done:
+            self._phase = before
         return is_done
 
     @public
@@ -454,9 +447,9 @@ class Run:
         Raises:
           ValueError: the run has no ``keep_best``.
         """
-        if (best := self._keeper.keeping.best) is None:
+        if (best := self._keeper.rules.best) is None:
             raise ValueError("best() needs keep_best, such as Run(..., keep_best=(1, 'loss'))")
-        ranked = self._told("best", lambda: self._folder.best_first(best[0], is_highest=best[1]))
+        ranked = self._told("best", lambda: self._folder.best_first(*best))
         return next(iter(ranked), None)
 
     @public
@@ -495,7 +488,7 @@ class Run:
 
     def __repr__(self) -> str:
         newest = self._newest
-        if not self._is_owned and not self._folder.store().is_remote:
+        if self._phase != "going on" and not self._folder.store().is_remote:
             with suppress(OSError, ValueError):
                 newest = max(self._folder.complete(), default=None)
         step = "no step yet" if newest is None else f"newest step {newest}"
@@ -524,13 +517,14 @@ class Run:
         return self._told(f"step {number}", lambda: work(number))
 
     def _own_if_new(self) -> None:
-        if self._unfinished:
+        if self._phase in ("resume", "rollback"):
             raise ValueError(
-                f"after {self._unfinished}(), nothing is saved in {self._folder.url} until "
+                f"after {self._phase}(), nothing is saved in {self._folder.url} until "
                 "run.resume(state) has succeeded; call it"
             )
-        if not self._is_owned:
+        if self._phase == "new":
             self._own(None)
+            self._phase = "going on"
 
     def _own(self, only: int | None, options: Mapping[str, Any] | None = None) -> None:
         """Become the owner of the folder, list its steps, and hear signals from now on.
@@ -538,8 +532,6 @@ class Run:
         ``options`` are those of ``resume``, which all processes must give alike.
         """
         resumes = options is not None
-        if self._is_closed:
-            self._ending, self._is_closed = self._ending if self.is_ending else None, False
         agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
         found = done_by_all(
             lambda: None,
@@ -556,7 +548,6 @@ class Run:
         if jax.process_count() > 1:
             self._check_is_one_folder(program)
         self._hears()
-        self._is_owned = True
 
     def _check_is_one_folder(self, program: str) -> None:
         """Raise unless all processes see the file by which process 0 owns the folder."""
@@ -573,20 +564,26 @@ class Run:
         ).decision
         check_all_see(self._folder.url, blind)
 
-    def _is_at(self, previous: int, newest: int | None) -> None:
+    def _go_on(self, previous: int, *newest: int) -> None:
         """Go on from a step."""
-        self._unfinished = ""
-        self._previous, self._newest = previous, newest
-        self._reached = -1
-        self._done = set() if newest is None else {newest}
+        self._phase, self._previous, self._steps = "going on", previous, [*newest]
 
-    def _check_is_newest(self, number: int) -> None:
-        if self._newest is not None and number < self._newest:
+    @property
+    def _newest(self) -> int | None:
+        """The newest step, complete or in flight."""
+        return self._steps[-1] if self._steps else None
+
+    def _is_new(self, number: int) -> bool:
+        """Return False for a step that was saved or resumed; raise if it is below the newest."""
+        if number in self._steps:
+            return False
+        if self._steps and number < self._steps[-1]:
             raise ValueError(
                 f"step {number} is below step {self._newest}, the newest of {self._folder.url}: "
                 f"to go back, call run.rollback(step, newest={self._newest}) with a step that is "
                 "saved, and resume"
             )
+        return True
 
     # A save.
 
@@ -616,22 +613,22 @@ class Run:
         self, step: StepSave, state: Any, failure: Exception | None, logs_errors: bool
     ) -> bool:
         """Begin a save, and hear in the same meeting if the one before has failed."""
-        number, running = step.number, self._running
         left = self._hears().since + self._grace - time.monotonic()
 
         def decide(have_failed: list[bool]) -> tuple[bool, Any]:
-            failed = running and self._failed_in(running, dict(enumerate(have_failed)))
-            if failed and not logs_errors:
-                return False, {"failed": failed}
-            before = running.before if running and failed and not failed[1] else self._newest
-            base = self._keeper.begin(step, before, left)
-            return base is not None, {"failed": failed, "base": base}
+            end = self._end_of_running(have_failed)
+            if end is not None and not logs_errors:
+                return False, {"end": end, "base": None}
+            before = self._steps[:-1] if end is not None and not end["is_complete"] else self._steps
+            newest = before[-1] if before else None
+            if not self._keeper.has_time_for(step.number, newest, left):
+                return False, {"end": end, "base": None}
+            return True, {"end": end, "base": self._keeper.begin(step, newest)}
 
-        is_first = jax.process_index() == 0
         save = Save(
-            f"gda.checkpoint.Run.save of step {number}",
-            below(self._folder.path, name_of(number)),
-            {"overwrite": False, "step": number},
+            f"gda.checkpoint.Run.save of step {step.number}",
+            below(self._folder.path, name_of(step.number)),
+            {"overwrite": False, "step": step.number},
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
@@ -639,38 +636,36 @@ class Run:
         after = bind(self._keeper.completed, step)
         # The next call of save that all make raises the error.
         failed = (lambda: None) if self._logs_errors else self._hears().ask
+        shared = (*_SHARED, DisagreementError)
         try:
             with ExitStack() as stack:
-                told = stack.enter_context(save).begin(
-                    state,
-                    timeout=self._timeout,
-                    brings=failure is not None,
-                    decide=decide,
-                    shared=(*_SHARED, DisagreementError),
+                stack.enter_context(save)
+                begun, told = save.begin_if(
+                    decide, failure is not None, state, self._timeout, shared
                 )
-                self._hear_end(told["failed"], failure, logs_errors)
-                if told["base"] is None:
+                self._hear_end(told["end"], failure, logs_errors)
+                if begun is None:
                     return False
-                if told["base"]:
-                    save.link_to(below(self._folder.path, told["base"]))
-                pending = in_background(save, stack, after, failed)
+                if told["base"] is not None:
+                    base = below(self._folder.path, told["base"])
+                    begun = replace(begun, base=open_store(base, self._timeout))
+                step.pending = in_background(save, begun, stack, after, failed)
         except Exception as error:
-            if is_first:
+            if jax.process_index() == 0:
                 with suppress(Exception):
-                    self._keeper.failed(number)
+                    self._keeper.failed(step.number)
             # If all failed in one meeting, they have not heard of the save before.
             if not isinstance(error, DisagreementError | LateProcessError | ConnectionError):
                 self._finish(logs_errors)
             raise
-        self._running = _Running(number, pending, self._newest)
-        self._newest, self._reached = number, max(number, self._reached)
-        self._done.add(number)
+        self._running = step
+        self._steps.append(step.number)
         return True
 
     def _failure_of_running(self) -> Exception | None:
         """Wait for the save in flight; return its error in this process."""
         try:
-            if self._running is not None:
+            if self._running is not None and self._running.pending is not None:
                 self._running.pending.result()
         except Exception as error:
             return error
@@ -678,51 +673,43 @@ class Run:
 
     def _finish(self, logs_errors: bool = False) -> None:
         """Wait for the save in flight; if it failed in any process, all raise, or log."""
-        if (running := self._running) is None:
-            return
-        failure = self._failure_of_running()
-        what, decide = f"end of the save of step {running.number}", bind(self._failed_in, running)
-        self._hear_end(self._together(what, failure is not None, decide), failure, logs_errors)
-
-    def _hear_end(
-        self,
-        has_failed: tuple[list[int], bool] | None,
-        failure: Exception | None,
-        logs_errors: bool,
-    ) -> None:
-        """Go on after the save in flight; if it failed in some processes, raise, or log."""
-        running, self._running = self._running, None
-        if running is None or not has_failed:
-            return
-        failed, is_complete = has_failed
-        if not is_complete:
-            self._newest = running.before
-            self._done.discard(running.number)
-        if failure is None:
-            failure = SaveError(
-                f"step {running.number} of {self._folder.url} was not saved: "
-                f"{format_processes(failed)} failed"
+        if self._running is not None:
+            failure = self._failure_of_running()
+            what = f"end of the save of step {self._running.number}"
+            end = self._together(
+                what, failure is not None, lambda parts: self._end_of_running([*parts.values()])
             )
-        if not logs_errors:
-            raise failure
-        log.error(
-            "step %d of %s was not saved; the training goes on", running.number, self._folder.url
-        )
+            self._hear_end(end, failure, logs_errors)
 
-    def _failed_in(
-        self, running: _Running, parts: dict[int, bool]
-    ) -> tuple[list[int], bool] | None:
-        """Return the processes in which a save failed, and True if its step is complete.
+    def _end_of_running(self, have_failed: Sequence[bool]) -> dict[str, Any] | None:
+        """Return how the save in flight failed, in process 0; ``None`` if it did not.
 
         Raises if another program is the reason.
         """
-        failed = [process for process, has_failed in parts.items() if has_failed]
+        failed = [process for process, has_failed in enumerate(have_failed) if has_failed]
+        if self._running is None or not failed:
+            return None
         is_complete = False
-        if failed and self._keeper.owner is not None:
+        if self._keeper.owner is not None:
             with suppress(OSError, ValueError):  # a store that fails is perhaps the reason
                 self._folder.check_owner(self._keeper.owner)
-                is_complete = self._keeper.failed(running.number)
-        return (failed, is_complete) if failed else None
+                is_complete = self._keeper.failed(self._running.number)
+        return {"failed": failed, "is_complete": is_complete}
+
+    def _hear_end(
+        self, end: dict[str, Any] | None, failure: Exception | None, logs_errors: bool
+    ) -> None:
+        """Go on after the save in flight; if it failed in some processes, raise, or log."""
+        running, self._running = self._running, None
+        if running is None or end is None:
+            return
+        if not end["is_complete"]:
+            self._steps.remove(running.number)
+        message = f"step {running.number} of {self._folder.url} was not saved"
+        if not logs_errors:
+            who = format_processes(end["failed"])
+            raise failure or SaveError(f"{message}: {who} failed")
+        log.error("%s; the training goes on", message)
 
     # The end.
 
@@ -734,7 +721,7 @@ class Run:
 
     def _look(self) -> None:
         """Hear of the end of the program, or of a wish to save; counted in all processes alike."""
-        if self._is_closed:
+        if self._phase == "closed":
             raise RuntimeError(
                 f"{self!r} is closed; make another gda.checkpoint.Run, or call resume, to go on"
             )
@@ -747,15 +734,8 @@ class Run:
     def _end(self) -> None:
         if self._ending is not None:
             self._ending.close()
-            self._is_closed = True
-
-
-class _Running(NamedTuple):
-    """The save in flight, and the newest step if it fails."""
-
-    number: int
-    pending: Pending
-    before: int | None
+            self._ending = self._ending if self.is_ending else None
+            self._phase = "closed" if self._phase == "going on" else self._phase
 
 
 def _check_one_of(name: str, value: Any, known: tuple[str, str]) -> None:

@@ -352,7 +352,7 @@ class RunFolder:
 
         self._update(f"{name}/{METRICS}", merged)
 
-    def best_first(self, metric: str, *, is_highest: bool) -> list[int]:
+    def best_first(self, metric: str, is_highest: bool) -> list[int]:
         """Return the complete steps that have a metric, from the best to the worst."""
         values = {
             number: metrics[metric]
@@ -582,5 +582,4 @@ def _best(folder: RunFolder) -> int:
             f"{folder.url}@best: the run has no metric by which a step is best; name the step, or "
             "give its Run keep_best=(1, 'loss')"
         )
-    metric, is_highest = owner.best
-    return next(iter(folder.best_first(metric, is_highest=is_highest)), -1)
+    return next(iter(folder.best_first(*owner.best)), -1)

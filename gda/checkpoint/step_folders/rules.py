@@ -1,9 +1,65 @@
-"""The steps that are due, that are kept, and that are best: functions on integers."""
+"""The rules by which a run saves and keeps steps: functions on integers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gda.storage.options import check_count
+
+Keep = int | Callable[[list[int]], Iterable[int]] | None
+
+
+class Rules(NamedTuple):
+    """The rules of one run for the steps to keep; ``Run`` has their meaning."""
+
+    keep: Keep = None
+    every: int | None = None
+    num_best: int = 0
+    best: tuple[str, bool] | None = None  # the metric, and True if the highest is best
+
+    @classmethod
+    def of(cls, keep: Keep, keep_every: int | None, keep_best: Any) -> Rules:
+        """Return the rules as their user gives them; ``ValueError`` if they are wrong."""
+        if keep is not None and not callable(keep):
+            check_count(keep, "keep")
+        if keep_every is not None:
+            check_count(keep_every, "keep_every")
+        if keep_best is None:
+            return cls(keep, keep_every)
+        parts = [*keep_best] if isinstance(keep_best, tuple | list) else []
+        count, metric, best = [*parts, "min"][:3] if 2 <= len(parts) <= 3 else (0, None, None)
+        if not isinstance(metric, str) or best not in ("min", "max"):
+            raise ValueError(
+                "keep_best must be a number of steps and a metric, such as (2, 'loss'), or "
+                f"(2, 'accuracy', 'max') if the highest is best, not {keep_best!r}"
+            )
+        check_count(count, "the number of keep_best")
+        return cls(keep, keep_every, operator.index(count), (metric, best == "max"))
+
+    def is_milestone(self, step: int, before: int | None) -> bool:
+        """Return True if ``keep_every`` keeps a step after the one before."""
+        return self.every is not None and is_due(step, before or 0, self.every)
+
+    @property
+    def ranks(self) -> bool:
+        """True if the best steps are kept beside others, so that their metrics are needed."""
+        return self.best is not None and self.keep is not None and not callable(self.keep)
+
+    def kept(self, steps: Collection[int], ranked: Sequence[int] = ()) -> set[int]:
+        """Return the steps to keep, always with the newest; ``ranked`` begins with the best."""
+        ascending = sorted(steps)
+        if callable(self.keep):
+            chosen = {*self.keep(ascending)}.intersection(ascending)
+        elif self.keep is None:
+            chosen = {*ascending}
+        else:
+            chosen = {*ascending[-self.keep :], *ranked[: self.num_best]}
+            if self.every is not None:
+                chosen |= milestones(ascending, self.every)
+        return {*chosen, *ascending[-1:]}
 
 
 def is_due(step: int, previous: int, every: int) -> bool:
@@ -32,14 +88,3 @@ def best_first(values: Mapping[int, float], *, is_highest: bool) -> list[int]:
     sign = -1 if is_highest else 1
     ranked = [(sign * value, -step) for step, value in values.items() if not math.isnan(value)]
     return [-step for _, step in sorted(ranked)]
-
-
-def kept(
-    steps: Collection[int], keep: int | None, keep_every: int | None, best: Collection[int]
-) -> set[int]:
-    """Return the steps to keep: the newest, the milestones and the best; all without ``keep``."""
-    if keep is None:
-        return {*steps}
-    return {*sorted(steps)[-keep:], *best} | (
-        milestones(steps, keep_every) if keep_every else set()
-    )

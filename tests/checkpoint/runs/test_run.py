@@ -23,9 +23,9 @@ import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.runs import keeper
-from gda.checkpoint.runs.keeping import Keeping
-from gda.checkpoint.saving import Save
+from gda.checkpoint.saving import Save, Taken
 from gda.checkpoint.step_folders.folder import RunFolder
+from gda.checkpoint.step_folders.rules import Rules
 from gda.storage.stores.directory import FileStore
 
 
@@ -718,8 +718,8 @@ def test_a_step_that_was_complete_when_its_save_failed_is_not_saved_again(
 ) -> None:
     commit = Save.commit
 
-    def fail(self: Save) -> None:
-        commit(self)
+    def fail(self: Save, taken: Taken) -> None:
+        commit(self, taken)
         raise TimeoutError("after the commit")
 
     run, _ = resumed(tmp_path)
@@ -851,14 +851,13 @@ def test_a_step_that_is_held_during_its_removal_stays(
     run, _ = resumed(tmp_path, every=1, keep=1)
     train(run, 0, 1)
     run.wait()
-    kept = Keeping.kept
+    kept = Rules.kept
 
-    def late(self: Keeping, folder: RunFolder) -> set[int]:
-        found = kept(self, folder)
-        folder.hold(1)  # of another program, after the choice
-        return found
+    def late(self: Rules, steps: Any, ranked: Any) -> set[int]:
+        run._folder.hold(1)  # of another program, after the steps were listed
+        return kept(self, steps, ranked)
 
-    monkeypatch.setattr(Keeping, "kept", late)
+    monkeypatch.setattr(Rules, "kept", late)
     train(run, 1, 2)
     run.close()
     assert run.steps() == [1, 2]
@@ -1143,13 +1142,28 @@ def test_a_save_goes_on_after_ctrl_c_in_the_wait_for_it(
 
 def test_close_saves_the_last_state_before_it_raises(tmp_path: Path, full_disk: Any) -> None:
     full_disk("00000020")
+    before = signal.getsignal(signal.SIGTERM)
     run, _ = resumed(tmp_path)
     train(run, 0, 20)
+    assert signal.getsignal(signal.SIGTERM) != before
     with pytest.raises(OSError, match="No space left"):
         run.close(25, state_of(25))
     assert run.steps() == [10, 25]
-    assert run._ending is not None
-    assert run._ending._handled == []  # the program may be ended as before
+    assert signal.getsignal(signal.SIGTERM) == before  # the program may be ended as before
+
+
+def test_a_run_whose_resume_failed_saves_nothing_after_close(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    run.close(10, state_of(10))
+    with pytest.raises(ValueError, match="damaged must be"):
+        run.resume(state_of(0), damaged="no such rule")  # type: ignore[arg-type]
+    run.close()
+    with pytest.raises(ValueError, match="nothing is saved"):
+        run.close(20, state_of(20))
+    assert run.steps() == [10]
+    run.resume(state_of(0))
+    run.close(20, state_of(20))
+    assert run.steps() == [10, 20]
 
 
 def test_a_run_that_is_closed_does_not_save(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.checkpoint.step_folders.rules import best_first, is_due, kept, milestones
+from gda.checkpoint.step_folders.rules import Rules, best_first, is_due, milestones
 
 STEPS = st.sets(st.integers(0, 400), max_size=12)
 EVERY = st.integers(1, 60)
@@ -50,18 +50,18 @@ def test_removal_after_each_step_keeps_what_one_look_at_all_would(
     strides: list[int], keep: int, every: int | None, losses: list[float], num_best: int
 ) -> None:
     """Nothing that a rule would want later is removed before, and the newest never is."""
+    rules = Rules(keep, every, num_best)
     all_steps: list[int] = []
     there: set[int] = set()
     for stride in strides:
         all_steps.append(stride + (all_steps[-1] if all_steps else 0))
         values = dict(zip(all_steps, losses, strict=False))
         there.add(all_steps[-1])
-        best = best_first({s: values[s] for s in there}, is_highest=False)[:num_best]
-        there = kept(there, keep, every, best)
-        best = best_first(values, is_highest=False)[:num_best]
-        assert there == kept(all_steps, keep, every, best)
+        ranked = best_first({s: values[s] for s in there}, is_highest=False)
+        there = rules.kept(there, ranked)
+        assert there == rules.kept(all_steps, best_first(values, is_highest=False))
         assert all_steps[-1] in there
 
 
 def test_no_rule_keeps_all_without_a_number_to_keep() -> None:
-    assert kept([1, 2, 3], None, 2, [1]) == {1, 2, 3}
+    assert Rules(every=2, num_best=1).kept([1, 2, 3], [1]) == {1, 2, 3}
