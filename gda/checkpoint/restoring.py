@@ -35,6 +35,7 @@ from gda.checkpoint.shared_folders import note_of_folder
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import set_module
+from gda.layout.cover import groups_within
 from gda.layout.indices import index_at
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
@@ -241,7 +242,7 @@ class _Restore:
             wanted.values[leaf.path] = PerProcess(self._value_of(leaf, leaves[leaf.path]))
         options = options_for(self.store, self.options, least=4)
         sizes = [each.passing_nbytes for each in wanted.arrivals]
-        for group in tasks.groups_within(wanted.arrivals, sizes, options.max_bytes):
+        for group in groups_within(wanted.arrivals, sizes, options.max_bytes):
             self._allocate(group)
             reads = [read for each in group for read in _reads(each, leaves[each.record.path])]
             tasks.run(reads, options)
@@ -282,7 +283,7 @@ class _Restore:
         sizes = [each.most_passing_nbytes if together else each.passing_nbytes for each in arrivals]
         groups = [
             (group, uses_of(group, manifest))
-            for group in tasks.groups_within(arrivals, sizes, options.max_bytes)
+            for group in groups_within(arrivals, sizes, options.max_bytes)
         ]
         chunks = [chunk for _, uses in groups for chunk in uses]
         if not together:  # before memory is allocated

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 
 from gda.arrays.construction.placing import LocalBlocks
+from gda.layout.cover import holders_of
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import Tiling, index_at, start_of, within
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import Holding, tiling_of
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Pieces
-from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import processes_of
 

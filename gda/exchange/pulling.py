@@ -26,6 +26,7 @@ from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
 from gda.exchange.serving import ERRORS, MOST_SECONDS
 from gda.layout.boundary import set_module
+from gda.layout.cover import groups_within
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
     call_fields,
@@ -38,7 +39,6 @@ from gda.multihost.descriptions import Description
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
-from gda.storage.tasks import groups_within
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request

@@ -15,9 +15,6 @@ import numpy as np
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Shape
 
-# A read of a file costs as much as copying some ten thousand bytes. So fewer bytes between two
-# parts are read with them.
-READ_BYTES = 32 * 1024
 # Of a box: large enough for a disk, and several fit into every default of max_bytes.
 BOX_BYTES = 8 * 2**20
 # Files have whole boxes: so much of them may lie beyond the edge, per dimension.

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
+from gda.layout.cover import READ_BYTES
 from gda.layout.indices import sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import counted, join_some, near_name
 from gda.storage.new_files import axis_of_runs
-from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors_format import read_header, read_object, version_of
 from gda.storage.sources import SAFETENSORS_DTYPES, LocalFile
 from gda.storage.views.lazy import lazy

@@ -13,11 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from gda.storage.options import Options
-
-T = TypeVar("T")
 
 
 class Future(Protocol):
@@ -99,26 +97,6 @@ _MOST_PENDING = 32
 # The memory of a library for all its reads, unless two need more: with 16 MiB, an Orbax run with
 # chunks of 8 MiB took 1.4 times as long.
 _MOST_LIBRARY_BYTES = 32 * 2**20
-
-
-def groups_within(
-    every: Iterable[T], sizes: Iterable[int], max_bytes: int | None
-) -> Iterator[list[T]]:
-    """Yield groups in order, each of as many as ``max_bytes`` allows, at least one.
-
-    >>> [*groups_within('abcd', [3, 1, 9, 1], max_bytes=4)]
-    [['a', 'b'], ['c'], ['d']]
-    """
-    group: list[T] = []
-    held = 0
-    for each, nbytes in zip(every, sizes, strict=True):
-        if group and max_bytes is not None and held + nbytes > max_bytes:
-            yield group
-            group, held = [], 0
-        group.append(each)
-        held += nbytes
-    if group:
-        yield group
 
 
 def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
-from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
+from gda.arrays.construction.pending import PendingArray, pending_array_of_source
+from gda.arrays.construction.reading import ReadsOfArray, read_all
 from gda.arrays.construction.reading_by_rows import RowsKind, TensorByRows, TensorsByRows
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
@@ -235,7 +236,7 @@ class _LoadingTree:
         else:
             by_rows = _builds_of(leaves, TensorByRows)
             groups = TensorsByRows.of_each_task(by_rows, self.options.max_bytes)
-            read_all([*builds, *groups], self.options, "load_tree")
+            read_all([*map(ReadsOfArray, builds), *groups], self.options, "load_tree")
         return self._tree_of(leaves, lambda build: build.array())
 
     def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | TensorByRows], Any]) -> Any:

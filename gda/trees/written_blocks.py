@@ -18,12 +18,12 @@ from gda.arrays.bits import without_padding
 from gda.arrays.process_local import first_holders
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.arrays.transport.to_host import BlockData, is_host
+from gda.layout.cover import writing_of_grid
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import bounded, index_at, is_empty, shape_at, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.processes import turns_of
-from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape
 from gda.mesh import sharding_of
 from gda.storage.read_boxes import writers_of

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 import gda
-from gda.arrays.construction import from_sources
+from gda.arrays.construction import reading
 from gda.storage import safetensors as storage
 from gda.storage.safetensors import open_safetensors
 
@@ -464,9 +464,9 @@ def test_as_many_threads_as_cores_read_large_tensors(
     save_file({"w": values}, tmp_path / "model.safetensors")
     tensors = open_safetensors(tmp_path)
     given = []
-    run = from_sources.run
+    run = reading.run
     monkeypatch.setattr(
-        from_sources, "run", lambda tasks, options: given.append(options) or run(tasks, options)
+        reading, "run", lambda tasks, options: given.append(options) or run(tasks, options)
     )
     for source in (tensors["w"], gda.storage.lazy(tensors["w"])[...]):
         spec = P(None, "x")

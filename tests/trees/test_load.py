@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 import gda
 from gda.arrays.construction import blocks as blocks_module
-from gda.arrays.construction import from_sources
+from gda.arrays.construction import pending
 from gda.arrays.construction import placing as placing_module
 from gda.arrays.construction.blocks import BlockReader
 
@@ -42,7 +42,7 @@ def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     is_early = request.param != "placed at the end"
     monkeypatch.setattr(placing_module, "places_early", lambda _: is_early)
     if request.param == "sent alone":
-        monkeypatch.setattr(from_sources, "LARGE_BYTES", 0)
+        monkeypatch.setattr(pending, "LARGE_BYTES", 0)
         monkeypatch.setattr(blocks_module, "LARGE_BYTES", 0)
     return request.param
 

@@ -303,7 +303,7 @@ class BlockReader:
             needs_alignment = self._align and value.ctypes.data % ALIGNMENT
             if self.copy is False or (sole and self.copy is None and not needs_alignment):
                 return value
-            if self._borrows and value.nbytes >= LARGE_BYTES:
+            if self.borrows(value):
                 return value.view(BorrowedBlock)
         out = self.empty(final)
         within = out
@@ -312,6 +312,10 @@ class BlockReader:
             within = out[tuple(map(slice, value.shape))]
         self.write(within, value, index)
         return out
+
+    def borrows(self, value: np.ndarray[Any, Any]) -> bool:
+        """Return True if a block in memory of others is sent from there, without a copy."""
+        return self._borrows and value.nbytes >= LARGE_BYTES
 
     def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
         """Copy the part of a block at ``index`` into its memory; cast and check it as a block."""

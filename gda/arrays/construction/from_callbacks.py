@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, is_on_cpu
-from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
+from gda.arrays.construction.pending import PendingArray, pending_array_of_source
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
+from gda.arrays.construction.reading import ReadsOfArray, read_all
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import called_for_data
@@ -57,7 +58,7 @@ def array_from_callback(
     reader = plan.reader(dtype, copy, fill=fill, borrows=True)
     read = partial(reader.fill if into else reader.read, data_callback)
     pending = PendingArray(plan, reader, read)
-    read_all([pending], options or Options(), "from_callback")
+    read_all([ReadsOfArray(pending)], options or Options(), "from_callback")
     return pending.array()
 
 

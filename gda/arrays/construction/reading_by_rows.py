@@ -17,15 +17,15 @@ import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
 from gda.arrays.construction.blocks import LARGE_BYTES
-from gda.arrays.construction.from_sources import PendingArray, are_sent
+from gda.arrays.construction.pending import PendingArray, are_sent
+from gda.layout.cover import READ_BYTES, groups_within
 from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
-from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors import SafetensorsTensor, place_of, read_together
-from gda.storage.tasks import Task, Transfer, groups_within
+from gda.storage.tasks import Task, Transfer
 
 _Memory = np.ndarray[Any, Any]
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gda.arrays.dtypes import is_extended
 from gda.arrays.process_local import data_by_device
 from gda.arrays.transport.staging import DeviceStaging, HostStaging
+from gda.layout.cover import groups_within
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.rounds import MovedPiece, Packets, Relocation, Round, Routes, Streams
 from gda.layout.spec import Shape
@@ -40,7 +41,6 @@ from gda.mesh import (
 from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
-from gda.storage.tasks import groups_within
 
 # The bytes of a round are still in the cache when a device unpacks them.
 ROUND_BYTES_ON_CPU = 8 * 1024 * 1024

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,16 +25,20 @@ _RECEIVED_BYTES = 64 * 2**20
 _SENT_BYTES = 8 * 2**20
 
 
-class Part(NamedTuple):
+class Sent(NamedTuple):
     """Bytes that one process has, and others need."""
 
     sender: int
     processes: tuple[int, ...]  # the sender and those that need them, ascending
     nbytes: int
 
+    @classmethod
+    def to_holders(cls, sender: int, holders: Iterable[int], nbytes: int) -> Sent:
+        return cls(sender, tuple(sorted({sender, *holders})), nbytes)
+
 
 def exchange(
-    parts: Sequence[Part],
+    parts: Sequence[Sent],
     memory_of: MemoryOf,
     watch: FailureWatch,
     max_bytes: int = _RECEIVED_BYTES,
@@ -70,7 +74,7 @@ class _Sharers:
         self,
         processes: tuple[int, ...],
         numbers: Sequence[int],
-        parts: Sequence[Part],
+        parts: Sequence[Sent],
         memory_of: MemoryOf,
         max_bytes: int,
     ) -> None:

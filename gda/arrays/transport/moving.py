@@ -19,7 +19,7 @@ from gda.arrays.fingerprints.fingerprint import fingerprint_of
 from gda.arrays.liveness import check_held
 from gda.arrays.process_local import data_by_device, distinct_shards
 from gda.arrays.transport.carrying import Relayout, carry
-from gda.arrays.transport.exchanging import Part, exchange
+from gda.arrays.transport.exchanging import Sent, exchange
 from gda.arrays.transport.staging import box, plain_dtype
 from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
 from gda.arrays.weak_types import is_weak, weakly_typed
@@ -300,7 +300,7 @@ def _gather_into(
             number, data = next(on_host)
         return box(data, piece.source_starts, piece.sizes)
 
-    parts = [Part(piece.source, everybody, piece.size * itemsize) for piece in pieces]
+    parts = [Sent(piece.source, everybody, piece.size * itemsize) for piece in pieces]
     exchange(parts, memory_of, watch, max_bytes)
 
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.reading_once import mesh_of_several
-from gda.arrays.transport.exchanging import Part
+from gda.arrays.transport.exchanging import Sent
 from gda.checkpoint.format.manifest import Chunk, ChunkGrid, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import Files
+from gda.layout.cover import groups_within, readers_of
 from gda.layout.indices import common_box, index_at, shape_at, within
-from gda.layout.sharing import readers_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import processes_of
 from gda.storage import tasks
@@ -181,7 +181,7 @@ def read_chunks(
             partial(_read_in_order, files, {chunk: uses[chunk] for chunk in group}),
             lambda _, group=group: arrived(*group),
         )
-        for group in tasks.groups_within(chunks, sizes, 0 if files.store.is_remote else most)
+        for group in groups_within(chunks, sizes, 0 if files.store.is_remote else most)
     )
     tasks.run(each, options)
 
@@ -229,7 +229,7 @@ class SharedReads(NamedTuple):
     """The reads of this process, for itself and for others, and the parts that are sent then."""
 
     own: dict[Chunk, list[Use]]
-    sent: list[Part]
+    sent: list[Sent]
     uses: list[tuple[Use, int]]  # of each part that is sent
 
     def memory(self, number: int) -> np.ndarray[Any, Any]:
@@ -266,9 +266,9 @@ def shared_reads(
             shared.append((chunk, holders, uses))
         elif holders == (jax.process_index(),):
             own.setdefault(chunk, []).extend(uses)
-    nbytes = [manifest.arrays[array].nbytes_per_chunk for (array, _), _, _ in shared]
-    readers = readers_of([holders for _, holders, _ in shared], nbytes)
-    sent: list[Part] = []
+    sizes = [manifest.arrays[array].nbytes_per_chunk for (array, _), _, _ in shared]
+    readers = readers_of([holders for _, holders, _ in shared], sizes)
+    sent: list[Sent] = []
     sent_uses: list[tuple[Use, int]] = []
     for reader, (chunk, _, uses) in zip(readers, shared, strict=True):
         if reader == jax.process_index():
@@ -276,7 +276,7 @@ def shared_reads(
         itemsize = manifest.arrays[chunk[0]].dtype.itemsize
         for use in uses:
             for number, cut in enumerate(use.cuts.each):
-                between = tuple(sorted({reader, *cut.block.holders}))
-                sent.append(Part(reader, between, math.prod(cut.shape) * itemsize))
+                nbytes = math.prod(cut.shape) * itemsize
+                sent.append(Sent.to_holders(reader, cut.block.holders, nbytes))
                 sent_uses.append((use, number))
     return SharedReads(own, sent, sent_uses)

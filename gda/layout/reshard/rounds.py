@@ -17,11 +17,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from gda.layout.cover import boxes_of_chunks
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import index_at, sizes_of, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import FarPieces, Flow, homes_of, numbers_of, ranks_of
-from gda.layout.sharing import boxes_of_chunks
 from gda.layout.spec import Shape
 
 # The last round is rounded up to so many binary digits, so that arrays of like sizes share

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from gda.layout.cover import READ_BYTES, boxes_of_chunks, groups_within
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.indices import bounded, common_box, hull_of, sizes_of
-from gda.layout.sharing import boxes_of_chunks
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.storage.casts import Origin, cast_into
-from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, checked_block
-from gda.storage.tasks import Future, JoinedFutures, groups_within
+from gda.storage.tasks import Future, JoinedFutures
 from gda.storage.views.mapping import (
     Box,
     ViewMap,

@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec
 
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
+from gda.layout.cover import groups_within
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.mesh import MeshAndSpec, sharding_of
 from gda.storage.new_files import axis_of_runs
-from gda.storage.tasks import groups_within
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _SHORT_RUN = 16 * 2**10  # bytes

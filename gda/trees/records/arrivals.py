@@ -19,8 +19,8 @@ from gda.arrays.dtypes import KEPT_DTYPES
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import weakly_typed
+from gda.layout.cover import holders_of
 from gda.layout.indices import shape_at, start_of
-from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import (
     MeshAndSpec,

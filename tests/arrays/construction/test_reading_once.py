@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, ordered_mesh, total
 
 import gda
-from gda.arrays.construction import from_sources, placing, reading_once
+from gda.arrays.construction import pending, placing, reading_once
 from gda.multihost.agreement import checking_agreement
 from gda.storage.sources import source_of
 from gda.testing import Pool
@@ -44,7 +44,7 @@ DTYPES = [
 def test_each_element_is_read_once_in_any_layout(
     order: Any, axes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_once, "_LEAST_BYTES_OF_A_PART", 100)
+    monkeypatch.setattr(reading_once, "_BOX_BYTES", 100)
     *_, last = axes
     specs = [P(), P("x"), P(None, last), P((last, "x")) if last != "x" else P("x")]
     data = [(batch(16, 24) * 7).astype(dtype) for dtype in DTYPES]
@@ -102,10 +102,10 @@ def test_whole_blocks_are_within_the_bound_until_they_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(placing, "places_early", lambda _: True)
-    monkeypatch.setattr(from_sources, "LARGE_BYTES", 0)
-    monkeypatch.setattr(from_sources, "are_sent", lambda _: False)
+    monkeypatch.setattr(pending, "LARGE_BYTES", 0)
+    monkeypatch.setattr(pending, "are_sent", lambda _: False)
     moving, most = [], []
-    keep, wait = from_sources.PendingArray.settle_own, jax.block_until_ready
+    keep, wait = pending.PendingArray.keep_filled, jax.block_until_ready
 
     def settle(*args: Any) -> Any:
         moving.append(args)
@@ -116,8 +116,8 @@ def test_whole_blocks_are_within_the_bound_until_they_are_sent(
         moving.pop(0)
         return wait(arrays)
 
-    monkeypatch.setattr(from_sources.PendingArray, "settle_own", settle)
-    monkeypatch.setattr(from_sources.jax, "block_until_ready", block_until_ready)
+    monkeypatch.setattr(pending.PendingArray, "keep_filled", settle)
+    monkeypatch.setattr(pending.jax, "block_until_ready", block_until_ready)
     data = [batch(8, 6) + n for n in range(6)]
     mesh = ordered_mesh(range(8), {"x": 8})
     arrays = gda.load_tree(data, mesh, P(), read_once=True, max_bytes=2 * data[0].nbytes)
@@ -134,7 +134,7 @@ def test_whole_blocks_are_within_the_bound_until_they_are_sent(
 def test_chunks_of_stores_are_read_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_once, "_LEAST_BYTES_OF_A_PART", 100)
+    monkeypatch.setattr(reading_once, "_BOX_BYTES", 100)
     data = batch(60, 40)
     # Each process has files of its own with the same content.
     array = zarr.create_array(tmp_path / "a.zarr", data=data, chunks=(7, 40))

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from trials import often
 
 import gda
-from gda.arrays.construction import from_sources
+from gda.arrays.construction import reading
 from gda.layout.dtype_names import _names_of_ml_dtypes, dtype_named
 from gda.storage import LazyArray, concatenate, lazy, stack
 from gda.storage.sources import AsyncSource, source_of
@@ -164,9 +164,9 @@ def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
     monkeypatch.undo()
     # They count for max_bytes, beside the elements.
     seen: list[Any] = []
-    run = from_sources.run
+    run = reading.run
     monkeypatch.setattr(
-        from_sources, "run", lambda tasks, options: run(seen.extend(tasks) or seen, options)
+        reading, "run", lambda tasks, options: run(seen.extend(tasks) or seen, options)
     )
     gda.GlobalArray.from_source(view[:, 1:33], auto_mesh, P(None, "x"))
     assert [task.nbytes for task in seen] == [2 * 12 * 8 + data.nbytes] * 4

@@ -1,4 +1,7 @@
-"""Reads that several processes need, shared out between them. Integers only."""
+"""The cover of blocks by moves: what is read once, the blocks it goes into, and who reads it.
+
+Integers only. A load and a restore, alone or with other processes, are lists of such moves.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,138 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import common_box
+from gda.layout.indices import bounded, common_box, hull_of, sizes_of, start_of, within
 from gda.layout.numbering import layout_of
 from gda.layout.processes import Processes, Writing, writing_of
 from gda.layout.spec import Index, Shape
 
-# A read costs as much as so many bytes, beside its own: small ones are spread out by their number.
+T = TypeVar("T")
+
+# A read of a file costs as much as copying some ten thousand bytes. So fewer bytes between two
+# parts are read with them.
+READ_BYTES = 32 * 1024
+# Between processes, small reads are spread out by their number: each counts as so many bytes more.
 _BYTES_PER_READ = 2**20
+
+
+class Part(NamedTuple):
+    """The elements that a box and a block have in common."""
+
+    block: int  # by number
+    in_box: Index  # with every start and stop, as is the next one
+    in_block: Index
+
+    @property
+    def shape(self) -> Shape:
+        return sizes_of(self.in_box)
+
+
+class Move(NamedTuple):
+    """A box of an array that is read once, and its parts, each of which goes into one block."""
+
+    box: Index  # with every start and stop
+    parts: tuple[Part, ...]
+
+    def index_of(self, part: Part) -> Index:
+        """Return the elements of a part in the whole array."""
+        return within(part.in_box, tuple([-s.start for s in self.box]))
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements that the parts have; a replicated one counts once a block."""
+        return sum([math.prod(part.shape) for part in self.parts])
+
+
+def cover(
+    blocks: Mapping[int, Index],
+    shape: Shape,
+    chunks: Shape | None,
+    itemsize: int,
+    *,
+    box_bytes: int,
+    holders: Mapping[int, tuple[int, ...]] | None = None,
+    splits_blocks: bool = True,
+    group_bytes: int | None = None,
+) -> Iterator[list[Move]]:
+    """Yield the moves that fill blocks with every element of them once, in groups.
+
+    Blocks that are better read together, see ``blocks_read_together``, are in one group, which is
+    read in boxes. No box has parts of two groups, and no element is in two boxes of a group.
+
+    Args:
+      blocks: by number; blocks of one grid, without those of no elements. Starts and stops may be
+        missing where they are those of the array.
+      shape, chunks, itemsize: of the array that is read; chunks are ``None`` for one in C order.
+      box_bytes: bytes of a box, or one chunk.
+      holders: the processes that need each block. Only groups that several need are yielded then,
+        and a block alone has a box for each process, none smaller than ``box_bytes``.
+      splits_blocks: False reads a block alone with one box.
+      group_bytes: the most bytes of the blocks of a group, or one block. A box with parts of more
+        blocks is then read several times.
+
+    >>> halves = {0: (slice(0, 8), slice(0, 4)), 1: (slice(0, 8), slice(4, 8))}
+    >>> (move,), = cover(halves, (8, 8), (1, 8), 4, box_bytes=2**20)
+    >>> move.box
+    (slice(0, 8, None), slice(0, 8, None))
+    >>> [(part.block, part.in_box[1], part.in_block[1]) for part in move.parts]
+    [(0, slice(0, 4, None), slice(0, 4, None)), (1, slice(4, 8, None), slice(0, 4, None))]
+    """
+    every = {number: bounded(index, shape) for number, index in blocks.items()}
+    nbytes = {number: math.prod(sizes_of(box)) * itemsize for number, box in every.items()}
+    filled = {number: box for number, box in every.items() if nbytes[number]}
+    short = -(-READ_BYTES // max(itemsize, 1))
+    for numbers in blocks_read_together(filled, shape, chunks, short):
+        processes = 1
+        if holders is not None:
+            processes = len({process for number in numbers for process in holders[number]})
+            if processes == 1:
+                continue
+        for group in groups_within(numbers, [nbytes[n] for n in numbers], group_bytes):
+            most = box_bytes
+            if len(group) == 1 and not (splits_blocks and holders is None):
+                most = max(-(-nbytes[group[0]] // processes), box_bytes)
+            own = {number: filled[number] for number in group}
+            boxes = boxes_of_chunks(
+                hull_of(own.values()), chunks or (1,) * len(shape), max(most // itemsize, 1)
+            )
+            yield [move for box in boxes if (move := _move_of(own, box)) is not None]
+
+
+def _move_of(blocks: Mapping[int, Index], box: Index) -> Move | None:
+    """Return what blocks need of a box; ``None`` if they need nothing."""
+    common = [(number, common_box(box, block)) for number, block in blocks.items()]
+    needed = [(number, index) for number, index in common if index is not None]
+    if not needed:
+        return None
+    box = hull_of([index for _, index in needed])
+    at = start_of(box)
+    return Move(
+        box,
+        tuple([Part(n, within(i, at), within(i, start_of(blocks[n]))) for n, i in needed]),
+    )
+
+
+def groups_within(
+    every: Iterable[T], sizes: Iterable[int], max_bytes: int | None
+) -> Iterator[list[T]]:
+    """Yield groups in order, each of as many as ``max_bytes`` allows, at least one.
+
+    >>> [*groups_within('abcd', [3, 1, 9, 1], max_bytes=4)]
+    [['a', 'b'], ['c'], ['d']]
+    """
+    group: list[T] = []
+    held = 0
+    for each, nbytes in zip(every, sizes, strict=True):
+        if group and max_bytes is not None and held + nbytes > max_bytes:
+            yield group
+            group, held = [], 0
+        group.append(each)
+        held += nbytes
+    if group:
+        yield group
 
 
 def writing_of_grid(grid: ShardGrid, processes: Processes) -> Writing:
@@ -121,13 +247,3 @@ def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterato
         yield tuple(
             [slice(max(s.start, first), min(first + step, s.stop)) for s, first, step in sides]
         )
-
-
-def parts_in_boxes(
-    blocks: Mapping[int, Index], boxes: Iterable[Index]
-) -> Iterator[list[tuple[int, Index]]]:
-    """Yield for each box that has any the parts of blocks in it, with the numbers of the blocks."""
-    for box in boxes:
-        common = [(number, common_box(box, block)) for number, block in blocks.items()]
-        if parts := [(number, part) for number, part in common if part is not None]:
-            yield parts

@@ -1,4 +1,4 @@
-"""Reads that processes share: every one is made once, and all processes read about as much."""
+"""Moves bring every element of every block once, and processes read about as much."""
 
 import itertools
 import math
@@ -11,14 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gda
-from gda.layout.indices import bounded, common_box, sizes_of
-from gda.layout.processes import Processes
-from gda.layout.sharing import (
+from gda.layout.cover import (
+    READ_BYTES,
     blocks_read_together,
     boxes_of_chunks,
+    cover,
     holders_of,
     readers_of,
 )
+from gda.layout.indices import bounded, common_box, hull_of, sizes_of
+from gda.layout.processes import Processes
 from gda.layout.spec import Shape
 
 
@@ -150,3 +152,121 @@ def test_the_common_box_of_two() -> None:
     one, other = (slice(0, 4), slice(2, 6)), (slice(3, 5), slice(0, 3))
     assert common_box(one, other) == (slice(3, 4), slice(2, 3))
     assert common_box(one, (slice(4, 5), slice(2, 6))) is None
+
+
+PROCESS_OF = [0, 0, 1, 1, 2, 2, 0, 1]
+
+
+def grids(
+    spec: tuple[Any, ...], shape: Shape, devices: set[int]
+) -> tuple[gda.ShardGrid, dict[int, tuple[slice, ...]]]:
+    grid = gda.ShardGrid(
+        shape, {"x": 4, "y": 2}, spec, pad=True, process_of=[0, 0, 1, 1, 2, 2, 0, 1]
+    )
+    indices = {block: grid.block_index(block) for block in {grid.block_id(i) for i in devices}}
+    return grid, {n: bounded(index, shape) for n, index in indices.items()}
+
+
+@given(
+    st.sampled_from([(), ("x",), (None, "x"), ("x", "y"), ("y", None, "x"), (None, "x", "y")]),
+    st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(1, 9)),
+    st.sampled_from([None, (1, 1, 1), (2, 3, 3), (1, 2, 9)]),
+    st.integers(1, 400),
+    st.sampled_from([1, 8]),
+    st.booleans(),
+    st.none() | st.integers(1, 400),
+    st.booleans(),
+    st.sets(st.integers(0, 7), min_size=1),
+)
+def test_moves_bring_every_element_of_every_block_once(
+    spec: tuple[Any, ...],
+    shape: Shape,
+    chunks: Shape | None,
+    box_bytes: int,
+    itemsize: int,
+    splits_blocks: bool,
+    group_bytes: int | None,
+    is_shared: bool,
+    devices: set[int],
+) -> None:
+    grid, blocks = grids(spec, shape, devices)
+    all_holders = holders_of(grid, Processes(PROCESS_OF))
+    holders = {number: all_holders[number] for number in blocks} if is_shared else None
+    data = np.arange(math.prod(shape)).reshape(shape)
+    found = {n: np.full(sizes_of(box), -1) for n, box in blocks.items()}
+    reads = np.zeros(shape, int)
+    groups = [
+        *cover(
+            blocks,
+            shape,
+            chunks,
+            itemsize,
+            box_bytes=box_bytes,
+            holders=holders,
+            splits_blocks=splits_blocks,
+            group_bytes=group_bytes,
+        )
+    ]
+    in_groups = [{part.block for move in moves for part in move.parts} for moves in groups]
+    assert sum(map(len, in_groups)) == len(set().union(*in_groups)), "a block is in one group"
+    for moves in groups:
+        in_group = np.zeros(shape, int)
+        for move in moves:
+            box = data[move.box]
+            in_group[move.box] += 1
+            for part in move.parts:
+                memory = found[part.block][part.in_block]
+                assert (memory == -1).all(), "no element comes twice"
+                memory[...] = box[part.in_box]
+                assert memory.shape == part.shape
+                np.testing.assert_array_equal(data[move.index_of(part)], memory)
+            assert move.num_elements == sum(math.prod(part.shape) for part in move.parts)
+            if len(move.parts) > 1:
+                assert box.size * itemsize <= max(box_bytes, math.prod(chunks or (1,)) * itemsize)
+        assert in_group.max(initial=0) <= 1, "no element is in two boxes of a group"
+        reads += in_group
+    if group_bytes is None:
+        assert reads.max(initial=0) <= 1, "nothing is read twice"
+    else:
+        for numbers in in_groups:
+            sizes = [found[number].size * itemsize for number in numbers]
+            assert len(sizes) == 1 or sum(sizes) <= group_bytes
+    filled = set().union(*in_groups)
+    for number, memory in found.items():
+        if number in filled:
+            np.testing.assert_array_equal(memory, data[blocks[number]])
+        else:
+            assert not memory.size or (is_shared and len(all_holders[number]) == 1)
+
+
+@given(
+    st.sampled_from([("x",), (None, "x"), ("x", "y"), (None, None, ("x", "y"))]),
+    st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(8, 40)),
+    st.sampled_from([None, (1, 1, 8), (2, 3, 3)]),
+    st.integers(1, 2000),
+)
+def test_what_is_read_beyond_the_blocks_is_bounded(
+    spec: tuple[Any, ...], shape: Shape, chunks: Shape | None, box_bytes: int
+) -> None:
+    _, blocks = grids(spec, shape, {0, 2, 5})
+    blocks = {n: box for n, box in blocks.items() if math.prod(sizes_of(box))}
+    needed = np.zeros(shape, bool)
+    for box in blocks.values():
+        needed[box] = True
+    read = np.zeros(shape, bool)
+    for move in itertools.chain(*cover(blocks, shape, chunks, 4096, box_bytes=box_bytes * 4096)):
+        read[move.box] = True
+        of_parts = [part.in_box for part in move.parts]
+        assert move.box == hull_of([move.index_of(part) for part in move.parts])
+        assert all(s.start >= 0 for index in of_parts for s in index)
+    beyond = read & ~needed
+    if chunks is None:
+        # No run between two parts is longer than a read is worth: here 8 elements.
+        runs = np.diff(np.flatnonzero(np.diff(np.r_[0, beyond.ravel(), 0])))[::2]
+        assert runs.max(initial=0) < READ_BYTES // 4096
+    else:
+        # Nothing beyond the hull of blocks that share chunks.
+        hulls = np.zeros(shape, bool)
+        for numbers in blocks_read_together(blocks, shape, chunks, 8):
+            hulls[hull_of([blocks[n] for n in numbers])] = True
+        assert not (beyond & ~hulls).any()

@@ -22,8 +22,8 @@ from meshes import ORDERS, batch, is_right, mesh_of, one_folder, ordered_mesh, t
 from trials import rarely
 
 import gda
+from gda.arrays.construction import filling
 from gda.arrays.construction import placing as placing_module
-from gda.arrays.construction import reading_by_boxes
 from gda.storage import open_safetensors, save_safetensors
 from gda.storage.sources import AsyncSource, Source
 
@@ -67,7 +67,7 @@ def test_every_block_is_that_of_numpy(
     sources = [Counting(data), Counting(data, chunks), chunked(data, chunks)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placing_module, "places_early", lambda _: is_early)
-        patch.setattr(reading_by_boxes, "_SMALL_BYTES", 100 * are_small)
+        patch.setattr(filling, "_SMALL_BYTES", 100 * are_small)
         patch.setattr(Source, "read_bytes", box_bytes)
         patch.setattr(AsyncSource, "read_bytes", box_bytes)
         heard: list[Any] = []
@@ -170,7 +170,7 @@ def test_several_threads_read_the_blocks_for_an_accelerator(
 
 def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncSource, "read_bytes", 1)
-    monkeypatch.setattr(reading_by_boxes, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(filling, "_SMALL_BYTES", 0)
     store = chunked(batch(8, 8), (2, 8))
     begun = Counter()
     reader = type(gda.storage.sources.source_of(store))
