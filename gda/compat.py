@@ -156,7 +156,7 @@ def _placed(tree: Any, mesh: Mesh, specs: Any) -> Any:
             return leaf if isinstance(leaf, PaddedArray) else GlobalArray.from_array(leaf)
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX's dtype for no gradient
             leaf = np.zeros(leaf.shape, np.bool_)
-        return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
+        return GlobalArray.from_array(array_from_process_local(leaf, mesh, spec, batch=batch))
 
     check_mesh(mesh)
     with BatchBuffers(len(jax.tree.leaves(tree))) as batch:

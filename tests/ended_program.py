@@ -48,7 +48,7 @@ def work_until_one_ends(operation: str, moment: str, path: str, seed: int) -> No
     if moment.startswith("while the others compute") and not is_victim:
         g = world.g.array
         # Not of the tree: JAX waits for one such program before it begins another.
-        computed = gda.GlobalArray(array=jax.jit(same_with_sum, out_shardings=g.sharding)(g))
+        computed = gda.GlobalArray.from_array(jax.jit(same_with_sum, out_shardings=g.sharding)(g))
         if moment.endswith("the array"):
             world.g, world.tree = computed, {**world.tree, "a": computed}
     if is_victim:

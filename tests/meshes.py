@@ -47,6 +47,13 @@ def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
     )
 
 
+def holding(content: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """Return a container of anything, as a function of trees makes it; padded if of a shape."""
+    array = jax.ShapeDtypeStruct((), np.float32)
+    one = gda.GlobalArray.from_array(array) if shape is None else gda.PaddedArray(array, shape)
+    return jax.tree.map(lambda _: content, one)
+
+
 def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
     """Return a shape on a mesh."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))

@@ -62,12 +62,17 @@ class Container:
         def shape(self) -> Shape: ...
 
     @classmethod
-    def _wrap(cls, array: Any, shape: Shape | None) -> Self:
-        """Return a container of this class; ``shape`` is that without padding, if it has any."""
-        raise NotImplementedError
+    def _from_leaf(cls, leaf: Any, shape: Shape | None = None) -> Self:
+        """Return a container of anything; ``shape`` is that of a ``PaddedArray``, without padding.
+
+        JAX's tree functions pass tracers, ``None``, shapes and ``object()``, so nothing is checked.
+        """
+        self = object.__new__(cls)
+        set_array(self, leaf)
+        return self
 
     def _with_array(self, array: Any) -> Self:
-        return self._wrap(array, self._shape_if_padded)
+        return self._from_leaf(array, self._shape_if_padded)
 
     @property
     def _is_inert(self) -> bool:
@@ -154,7 +159,7 @@ class Container:
         array = from_callbacks.array_from_callback(
             shape, *over, dtype, copy, into, options, **cls._padding(fill)
         )
-        return cls._wrap(array, shape)
+        return cls._from_leaf(array, shape)
 
     @classmethod
     @communicates("{cls.__name__}.from_source", if_checked(option="read_once"))
@@ -214,7 +219,7 @@ class Container:
         array = from_callbacks.array_from_source(
             source, mesh, spec, dtype, options, **cls._padding(fill)
         )
-        return cls._wrap(array, check_shape(source.shape))
+        return cls._from_leaf(array, check_shape(source.shape))
 
     # Its layout.
 
@@ -341,7 +346,7 @@ class Container:
         over another mesh of any devices of the program, both in the same memory kind.
         ``g.reshard(sharding)`` moves it to the memory kind of the sharding too. Each process with a
         device in either mesh must call it: one without the data on
-        ``GlobalArray(array=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))`` with the
+        ``GlobalArray.from_array(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))`` with the
         sharding of today. ``ReshardPlan`` tells what is sent. Inside ``jit`` use ``gda.constrain``.
 
         A ``PaddedArray`` is padded anew with 0; no padding is sent. A ``GlobalArray`` whose shape
@@ -477,4 +482,7 @@ class Container:
         from gda.arrays import pickling
 
         array = pickling.load(pickling.State(*state), is_padded=shape is not None)
-        return cls._wrap(array, shape)
+        return cls._from_leaf(array, shape)
+
+
+set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]

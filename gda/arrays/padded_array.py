@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
@@ -65,7 +65,7 @@ class PaddedArray(Container):
     shape: Shape
     """Sizes of the whole array without padding."""
 
-    def __new__(cls, array: Any, shape: Any) -> Self:
+    def __new__(cls, array: jax.Array | jax.ShapeDtypeStruct, shape: Iterable[int]) -> Self:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
         self = object.__new__(cls)
         object.__setattr__(self, "array", array)
@@ -74,8 +74,8 @@ class PaddedArray(Container):
         return self
 
     @classmethod
-    def _wrap(cls, array: Any, shape: Any) -> Self:
-        return cls(array, shape)
+    def _from_leaf(cls, leaf: Any, shape: Any = None) -> Self:
+        return cls(leaf, shape)
 
     @property
     def _shape_if_padded(self) -> Shape:  # pyright: ignore[reportIncompatibleVariableOverride]

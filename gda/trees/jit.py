@@ -114,7 +114,7 @@ def jit(
 
     Write ``gda.jit(jax.grad(loss))``: JAX refuses ``jax.grad(gda.jit(loss))``. To call the lowered
     function with containers, lower it with containers: ``f.lower(g)``, or without data
-    ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))``.
+    ``f.lower(jax.tree.map(lambda s: gda.GlobalArray.from_array(s), shapes))``.
 
     Raises (when first called with new shapes):
       ValueError: a spec does not fit an array and the mesh, or there is no mesh.
@@ -264,7 +264,7 @@ def _contained(result: Any, empty: set[Any]) -> Any:
         if isinstance(leaf, int | float | complex | np.generic):
             leaf = jax.numpy.asarray(leaf)
         wants_one = isinstance(leaf, jax.Array | np.ndarray) or is_empty(leaf)
-        return GlobalArray(array=leaf) if wants_one else leaf
+        return GlobalArray._from_leaf(leaf) if wants_one else leaf
 
     # The content of a PaddedArray stays as it is.
     return jax.tree.map(

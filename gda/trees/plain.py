@@ -64,7 +64,7 @@ def _value_of(leaf: Any) -> Any:
         return array_of(leaf)
     leaf = settled(leaf)
     if isinstance(leaf, jax.Array):
-        leaf = GlobalArray(array=leaf)  # whose errors say what to do
+        leaf = GlobalArray._from_leaf(leaf)  # whose errors say what to do
     return np.asarray(leaf) if is_container(leaf) else leaf
 
 

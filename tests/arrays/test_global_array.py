@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import holding, mesh_of
 
 import gda
 
@@ -186,6 +186,13 @@ def test_from_array_refuses_other_kinds_of_input() -> None:
         TypeError, match=r"on the host write GlobalArray\.from_source\(array, mesh,"
     ):
         gda.GlobalArray(DATA)
+
+
+def test_an_array_is_wrapped_without_other_arguments(mesh: Mesh) -> None:
+    array = make(mesh).array
+    for others in ({"global_shape": (8, 2)}, {"dtype": "int8"}, {"mesh": mesh, "spec": P("x")}):
+        with pytest.raises(TypeError, match=r"array= and other .* GlobalArray.from_array\(array\)"):
+            gda.GlobalArray(**others, array=array)
 
 
 # Its life.
@@ -480,7 +487,7 @@ def test_unpickling_without_the_devices_names_them(
 
 SHARDING = SingleDeviceSharding(jax.devices()[0])
 ODD = [None, object(), SHARDING, DATA, jax.ShapeDtypeStruct((), "f4"), P("x"), np.dtype("int8")]
-ODD += [0.5, True, np.float32(2), "label", optax.MaskedNode(), gda.GlobalArray(array=DATA)]
+ODD += [0.5, True, np.float32(2), "label", optax.MaskedNode(), holding(DATA)]
 SIMPLE = [leaf for leaf in ODD if not hasattr(leaf, "shape")]
 
 
@@ -495,7 +502,7 @@ def odd_leaves() -> st.SearchStrategy[Any]:
 
 @given(st.lists(odd_leaves(), min_size=3, max_size=3))
 def test_a_tree_keeps_its_structure_around_any_leaves(leaves: list[Any]) -> None:
-    tree = {"g": gda.GlobalArray(array=DATA), "p": [gda.PaddedArray(DATA, (7, 2)), DATA]}
+    tree = {"g": holding(DATA), "p": [holding(DATA, (7, 2)), DATA]}
     structure = jax.tree.structure(tree)
     made = jax.tree.unflatten(structure, leaves)
     assert jax.tree.structure(made, is_leaf=lambda node: any(node is leaf for leaf in leaves)) == (
@@ -511,7 +518,7 @@ def test_a_tree_keeps_its_structure_around_any_leaves(leaves: list[Any]) -> None
 
 @pytest.mark.parametrize("leaf", SIMPLE, ids=lambda leaf: type(leaf).__name__)
 def test_a_container_of_no_array_has_no_layout_and_says_so(mesh: Mesh, leaf: object) -> None:
-    g, p = gda.GlobalArray(array=leaf), gda.PaddedArray(leaf, (2,))
+    g, p = holding(leaf), holding(leaf, (2,))
     assert repr(g) == f"GlobalArray(array={leaf!r})"
     for container in (g, p):
         assert container == copy.copy(container)
@@ -537,7 +544,7 @@ def test_a_container_of_numpy_computes_and_has_no_layout(mesh: Mesh) -> None:
 
 def test_abstract_values_keep_shape_and_sharding(mesh: Mesh) -> None:
     sharding = NamedSharding(mesh, P("x"))
-    g = gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=sharding))
+    g = gda.GlobalArray.from_array(jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=sharding))
     assert (g.shape, g.dtype, g.mesh, g.spec) == ((8, 2), np.float32, mesh, P("x"))
     assert [s.replica_id for s in g.local_shards] == [0, 1] * 4
     with pytest.raises(TypeError, match="holds a ShapeDtypeStruct and no jax.Array"):

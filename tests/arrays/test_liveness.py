@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of
+from meshes import batch, cut, holding, mesh_of
 
 import gda
 from gda.arrays.liveness import data_callbacks
@@ -81,7 +81,7 @@ def test_buffers_without_data() -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("constrain", "to_numpy")])
 def test_an_array_that_is_being_traced(way: str, kind: str) -> None:
     def trace(x: jax.Array) -> jax.Array:
-        WAYS[way](gda.GlobalArray(array=x) if kind == "GlobalArray" else x)
+        WAYS[way](gda.GlobalArray.from_array(x) if kind == "GlobalArray" else x)
         return x
 
     with pytest.raises(TypeError, match=TRACED):
@@ -92,7 +92,7 @@ def test_an_array_that_is_being_traced(way: str, kind: str) -> None:
 def test_a_container_that_is_being_traced(way: str) -> None:
     method = {"delete": lambda g: g.delete(), "is": lambda g: g.is_deleted(), **METHODS}[way]
     with pytest.raises(TypeError, match=TRACED):
-        gda.jit(lambda x: method(gda.GlobalArray(array=x)))(given("GlobalArray"))
+        gda.jit(lambda x: method(gda.GlobalArray.from_array(x)))(given("GlobalArray"))
 
 
 @pytest.mark.parametrize("way", ["store", "to_host_local"])
@@ -100,7 +100,7 @@ def test_values_that_are_no_array_are_refused(way: str) -> None:
     with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not ndarray"):
         WAYS[way](DATA)
     with pytest.raises(TypeError, match="this GlobalArray holds a ndarray and no jax.Array"):
-        WAYS[way](gda.GlobalArray(array=DATA))
+        WAYS[way](holding(DATA))
 
 
 @pytest.mark.processes(2, devices=4)

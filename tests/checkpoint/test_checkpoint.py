@@ -304,7 +304,7 @@ def test_kinds_are_of_numpy_or_containers_or_those_of_like(auto_mesh: Mesh, tmp_
     save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.asarray(DATA), "n": DATA})
     sharding = NamedSharding(auto_mesh, P("y"))
     struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=sharding)
-    abstract = {"g": DATA, "a": gda.GlobalArray(array=struct), "n": struct}
+    abstract = {"g": DATA, "a": gda.GlobalArray.from_array(struct), "n": struct}
     for arguments, kinds in [
         ({}, (np.ndarray,) * 3),
         ({"mesh": auto_mesh, "specs": P("y")}, (gda.GlobalArray,) * 3),

@@ -265,7 +265,7 @@ def restored(
     struct = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, spec))
     with noting(*limits) as noted:
         like = {
-            "arrays": [gda.GlobalArray(array=struct)] * 2,
+            "arrays": [gda.GlobalArray.from_array(struct)] * 2,
             "own": np.arange(10),
             "one": jnp.float32(0),
             "padded": padded(order),

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
-from meshes import cut, mesh_of
+from meshes import cut, holding, mesh_of
 
 import gda
 from gda.show.subject import Subject, subject_of
@@ -102,7 +102,7 @@ def test_grids_and_subjects() -> None:
         ((ARRAY,), {"dtype": "int8"}, "go with a shape, a sequence of integers such as (8, 2)"),
         ((DATA,), {}, "and a shape with its mesh and spec, not of this ndarray"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "not of this ShapeDtypeStruct"),
-        ((gda.PaddedArray(None, (2,)),), {}, "not of this PaddedArray"),
+        ((holding(None, (2,)),), {}, "not of this PaddedArray"),
         (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is not a dtype"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut
+from meshes import batch, cut, holding
 
 import gda
 from gda import ShardGrid
@@ -256,7 +256,7 @@ def test_the_last_expression_of_a_cell_is_a_picture(mesh: Mesh) -> None:
 
 
 def test_text_is_shown_without_a_picture() -> None:
-    for array in (gda.GlobalArray(array=x) for x in (None, object())):
+    for array in (holding(x) for x in (None, object())):
         assert array._repr_html_() is None
         repr(array)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of
+from meshes import batch, cut, holding, mesh_of
 from trials import rarely
 
 import gda
@@ -47,7 +47,7 @@ def test_programs_lowered_with_containers_take_containers(mesh: Mesh) -> None:
     tree = {"a": make(mesh), "b": make(mesh)}
     assert f.eval_shape(tree).shape == (64, 64)
     shape = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=NamedSharding(mesh, P("x", "y")))
-    contained = f.lower(dict.fromkeys("ab", gda.GlobalArray(array=shape))).compile()
+    contained = f.lower(dict.fromkeys("ab", gda.GlobalArray.from_array(shape))).compile()
     np.testing.assert_allclose(contained(tree), DATA @ DATA.T, rtol=1e-5)
     # Lowered with the shapes themselves it takes arrays, and JAX's message names the container.
     of_arrays = f.lower(dict.fromkeys("ab", shape)).compile()
@@ -392,7 +392,7 @@ def test_tree_functions_keep_the_container_and_name_its_leaf(mesh: Mesh) -> None
     doubled = jax.tree.map(lambda x: x * 2, {"w": g})
     assert type(doubled["w"]) is gda.GlobalArray
     np.testing.assert_array_equal(doubled["w"], DATA * 2)
-    assert jax.tree.structure(g) == jax.tree.structure(gda.GlobalArray(array=object()))
+    assert jax.tree.structure(g) == jax.tree.structure(holding(object()))
 
 
 def test_a_masked_state_goes_in_and_out_of_jit(auto_mesh: Mesh) -> None:

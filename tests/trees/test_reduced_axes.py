@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, mesh_of
+from meshes import batch, holding, mesh_of
 
 import gda
 
@@ -107,7 +107,7 @@ def test_two_reduced_axes_are_written_in_one_order() -> None:
 def test_keys_with_reduced_axes_are_looked_at() -> None:
     numbers = jax.device_put(np.zeros((8, 2), np.uint32), SHARDING)
     keys = jax.random.wrap_key_data(numbers)  # whose sharding and data JAX cannot tell
-    assert "dtype=key" in repr(gda.GlobalArray(array=keys))
+    assert "dtype=key" in repr(holding(keys))
     assert "uint32[8,2]" in str(gda.memory(tree={"keys": keys}))
 
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from meshes import ORDERS, batch, cut, holding, mesh_of, ordered_mesh
 from trials import Trials, tried
 
 import gda
@@ -194,7 +194,7 @@ def test_arrays_without_data(auto_mesh: Mesh) -> None:
         gda.check_replicas_agree({"a": 1, "w": [g]})
     assert raised.value.__notes__ == ["gda: at w/0 of the tree"]
     with pytest.raises(TypeError, match="holds a ndarray and no jax.Array|not ndarray") as raised:
-        gda.check_replicas_agree([gda.GlobalArray(array=batch(8))])
+        gda.check_replicas_agree([holding(batch(8))])
     assert raised.value.__notes__ == ["gda: at 0 of the tree"]
 
 

@@ -36,7 +36,7 @@ def check_equal(tree: Any, expected: Any = MODEL) -> None:
     """Check that the shards of this process have the bits of NumPy's arrays."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, gda.PaddedArray))
     for leaf, data in zip(leaves, jax.tree.leaves(expected), strict=True):
-        g = leaf if hasattr(leaf, "local_shards") else gda.GlobalArray(array=leaf)
+        g = leaf if hasattr(leaf, "local_shards") else gda.GlobalArray.from_array(leaf)
         assert (g.shape, g.dtype) == (data.shape, data.dtype)
         for shard in g.local_shards:
             assert np.asarray(shard.data).tobytes() == data[shard.index].tobytes()

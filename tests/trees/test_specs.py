@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import cut, mesh_of
+from meshes import cut, holding, mesh_of
 
 import gda
 
@@ -55,7 +55,7 @@ def test_keys_count_and_classes_do_not(way: Callable[..., Any], tmp_path: Path) 
         {"layer": {"w": P("x"), "b": P("y")}, "bias": P()},
         {"layer": Layer(P("x"), (P("y"), P("y"))), "bias": None},
         # In containers, as jax.tree.map(spec_of, params) returns them.
-        {"layer": {"w": gda.GlobalArray(array=P("x")), "b": P("y")}, "bias": None},
+        {"layer": {"w": holding(P("x")), "b": P("y")}, "bias": None},
     ):
         found = way(tree, specs, tmp_path)["layer"]
         layer = found if isinstance(found, Layer) else Layer(found["w"], found["b"])

@@ -114,7 +114,8 @@ def host_to_global_device_array(
 
     def placed(leaf: Any, part: Any) -> GlobalArray:
         layout = _layout_of(leaf, part, over)
-        return GlobalArray(array=array_from_process_local(leaf, over, *layout, batch=batch))
+        array = array_from_process_local(leaf, over, *layout, batch=batch)
+        return GlobalArray.from_array(array)
 
     def work(_: object) -> Any:
         check_mesh(over)

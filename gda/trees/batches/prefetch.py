@@ -320,7 +320,7 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, plain: bool) -> Any:
                 return leaf
             over = mesh_and_spec_of(mesh, found, leaf)
             array = array_from_process_local(leaf, *over, batch=batch)
-            return array if are_bare_keys(leaf) else GlobalArray(array=array)
+            return array if are_bare_keys(leaf) else GlobalArray.from_array(array)
 
         made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
     return to_jax(made) if plain else made

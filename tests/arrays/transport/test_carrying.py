@@ -28,7 +28,7 @@ DTYPES = [
 def absent(mesh: Mesh, spec: Any, data: np.ndarray = DATA) -> gda.GlobalArray:
     """Return the array as a process has it that knows its layout alone."""
     layout = NamedSharding(mesh, P(*spec))
-    return gda.GlobalArray(array=jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=layout))
+    return gda.GlobalArray.from_array(jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=layout))
 
 
 # Any two layouts.
@@ -235,7 +235,7 @@ def test_bad_arguments_are_refused(mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="must give the array and not a jax.ShapeDtypeStruct"):
         absent(mesh, P("x")).reshard(mesh, P())
     with pytest.raises(gda.LayoutUnknownError, match="names no mesh and spec"):
-        gda.GlobalArray(array=jax.ShapeDtypeStruct((8,), np.float32)).reshard(mesh, P())
+        gda.GlobalArray.from_array(jax.ShapeDtypeStruct((8,), np.float32)).reshard(mesh, P())
 
 
 # Its cost.
