@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
+from gda.checkpoint.format.files_at import FileKind, names_at
 from gda.checkpoint.reading.saved_arrays import OfOtherProcesses
 from gda.checkpoint.saving import save
-from gda.checkpoint.step_folders.folder import path_of
-from gda.checkpoint.tree_at import FileKind, open_tree
+from gda.checkpoint.step_folders.folder import check_names_no_step, path_of
+from gda.checkpoint.tree_at import open_tree
 from gda.layout.text import join_some
 from gda.storage.options import Options, ProgressLike
-from gda.storage.stores.directory import LOCK
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import lazy
 from gda.trees.files.save_safetensors import check_leaf, save_safetensors
@@ -74,6 +74,7 @@ def convert(
     kind = _kind_of_target(target, kind)
     store = open_store(target, timeout)
     _check_is_new(store)
+    check_names_no_step(target, timeout)
     opened = open_tree(path_of(source, timeout), timeout, all_items=bool(at))
     tree = _subtree(opened.tree, at) if at else opened.tree
     if merge is not None:
@@ -160,15 +161,12 @@ def _kind_of_target(target: str, kind: FileKind | None) -> FileKind:
 
 
 def _check_is_new(store: Store) -> None:
-    try:
-        names = store.entries()
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
+    names = names_at(store)
+    if names is None:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
-        ) from None
-    if names := sorted({*names} - {LOCK}):
+        )
+    if names:
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"

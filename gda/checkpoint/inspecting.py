@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from gda.checkpoint.format.files_at import FileKind, kind_at
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
@@ -15,7 +16,7 @@ from gda.checkpoint.reading.checked_files import (
     load_complete,
 )
 from gda.checkpoint.step_folders.folder import path_of
-from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
+from gda.checkpoint.tree_at import open_tree, recorded
 from gda.layout.boundary import public, set_module
 from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.show.report import Report, Table

@@ -18,6 +18,7 @@ import numpy as np
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.transport.exchanging import exchange
+from gda.checkpoint.format.files_at import FileKind, kind_at
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.checked_files import (
     Files,
@@ -33,7 +34,7 @@ from gda.checkpoint.reading.chunk_parts import (
 )
 from gda.checkpoint.shared_folders import note_of_folder
 from gda.checkpoint.step_folders.folder import path_of
-from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
+from gda.checkpoint.tree_at import open_tree, recorded
 from gda.layout.boundary import set_module
 from gda.layout.cover import groups_within
 from gda.layout.indices import index_at

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 
 from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.files_at import has_manifest, names_at
 from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
@@ -43,7 +44,7 @@ from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
-from gda.storage.stores.directory import LOCK, FileStore
+from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import (
     CheckpointNotFoundError,
     CorruptionError,
@@ -412,8 +413,7 @@ class Save:
 
     def _claimed(self, looks: bool) -> _Claim:
         """Claim the path in process 0."""
-        if "@" in self.store.url:
-            check_names_no_step(self.store.url.removesuffix("/"), self._timeout)
+        check_names_no_step(self.store.url, self._timeout)
         base = None if self._base is None else load_complete(self._base)
         claim = self._held.enter_context(_claimed(self.store, self._agreed["overwrite"]))
         self._held.push(partial(self._undo, claim.data))
@@ -626,15 +626,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
     """Keep other saves out of the path, if the store has locks, and give the claim."""
     if not store.is_remote:
         # Before the lock file is made, which must not go into a directory of another program.
-        try:
-            _check_may_be_saved_into(store, store.entries(), overwrite)
-        except FileNotFoundError:
-            pass
-        except NotADirectoryError:
-            raise NotADirectoryError(
-                f"{store.url} is a file, or below one; expected is a directory, or a path that "
-                "does not exist. Choose another path"
-            ) from None
+        _names_to_save_beside(store, overwrite)
     with store.lock() as is_locked:
         version = store.version(manifest_json.NAME)  # first, to detect later changes
         committed: str | None = ""
@@ -644,8 +636,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
             pass
         except (CorruptionError, NewerFormatError):  # then the data in use is unknown
             committed = None
-        entries = store.entries()
-        _check_may_be_saved_into(store, entries, overwrite)
+        entries = _names_to_save_beside(store, overwrite)
         if _NEW in entries and not store.is_remote:
             if not is_locked:
                 raise SaveError(
@@ -674,25 +665,30 @@ def _remove(store: Store, name: str) -> None:
         )
 
 
-def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
-    is_data = manifest_json.DATA_PATTERN.fullmatch
-    others = [name for name in entries if not is_data(name)]
-    foreign = [name for name in others if name not in (manifest_json.NAME, _NEW, LOCK, BEGUN)]
+def _names_to_save_beside(store: Store, overwrite: bool) -> list[str]:
+    """Return the names at the path of a save; raise unless it may save there."""
+    if (names := names_at(store)) is None:
+        raise NotADirectoryError(
+            f"{store.url} is a file, or below one; expected is a directory, or a path that does "
+            "not exist. Choose another path"
+        )
+    others = [name for name in names if not manifest_json.DATA_PATTERN.fullmatch(name)]
+    foreign = [name for name in others if name not in (manifest_json.NAME, _NEW, BEGUN)]
     # Beside a checkpoint, complete or not, other files are ignored.
-    if foreign and len(foreign) + (LOCK in entries) == len(entries):
+    if foreign and foreign == names:
         raise FileExistsError(
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
             "Save into a directory of its own"
         )
-    if manifest_json.NAME not in entries:
-        return
+    if manifest_json.NAME not in names:
+        return names
     where = store.join(manifest_json.NAME)
     try:
-        begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
+        is_ours = has_manifest(store)
     except ValueError as error:
         raise FileExistsError(f"{where} {error}; remove it") from None
     # Beside data of a save, it is a damaged manifest of gda.
-    if others == entries and manifest_json.version_in(begin) is None:
+    if others == names and not is_ours:
         raise FileExistsError(
             f"{where} is of another program: it does not begin like a manifest of gda. Save into a "
             "directory of its own"
@@ -701,6 +697,7 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
         raise FileExistsError(
             f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
         )
+    return names
 
 
 def _about() -> dict[str, Any]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
-from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.files_at import FileKind, kind_at
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.reading.saved_arrays import tree_of_sources
 from gda.checkpoint.step_folders.folder import below
 from gda.layout.strict_json import parse_json
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import JsonItem, open_item, open_orbax
-from gda.storage.orbax_runs.run_folder import MARKS, METADATA, OrbaxFolder, items_of
+from gda.storage.orbax_runs.run_folder import METADATA, OrbaxFolder, items_of
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
 from gda.storage.stores.opening import Store, has, open_store
@@ -36,16 +33,6 @@ from gda.trees.records.recorded_tree import (
 )
 from gda.trees.records.saved_leaves import saved_leaves
 
-_INDEX = ".safetensors.index.json"
-
-
-class FileKind(Enum):
-    """A kind of files that hold a tree; its value is for people."""
-
-    CHECKPOINT = "a checkpoint of gda"
-    SAFETENSORS = "safetensors files"
-    ORBAX = "an Orbax run"
-
 
 class OpenedTree(NamedTuple):
     """The tree at a path, with a ``LazyArray`` or an ``Unreadable`` for each array."""
@@ -54,17 +41,6 @@ class OpenedTree(NamedTuple):
     url: str
     tree: Any
     metadata: Mapping[str, str]  # of safetensors files
-
-
-def kind_at(store: Store) -> FileKind:
-    """Return the kind of files at a path, by their names; a checkpoint if they are of no kind."""
-    kinds = _kinds_at(store)
-    if len(kinds) > 1:
-        raise ValueError(
-            f"{store.url} has {' and '.join(kind.value for kind in kinds)} side by side; move each "
-            "into a folder of its own, or pass the path of a file"
-        )
-    return kinds[0] if kinds else FileKind.CHECKPOINT
 
 
 def open_tree(path: Any, timeout: float, like: Any = None, all_items: bool = False) -> OpenedTree:
@@ -142,36 +118,3 @@ def _lazy(leaf: Any) -> Any:
         return lazy(leaf) if not isinstance(leaf, Unreadable) and is_source(leaf) else leaf
     except (TypeError, ValueError) as error:
         return Unreadable(str(error))
-
-
-def _kinds_at(store: Store) -> list[FileKind]:
-    if store.is_remote:  # ask for some keys, because a list has all of them
-        if _has_manifest(store):
-            return [FileKind.CHECKPOINT]
-        return [FileKind.ORBAX] if any(map(partial(has, store), MARKS)) else []
-    try:
-        names = store.entries()
-    except FileNotFoundError:
-        return []
-    except NotADirectoryError:
-        is_tensors = os.path.isfile(store.url) and store.url.endswith((".safetensors", _INDEX))
-        return [FileKind.SAFETENSORS] if is_tensors else []
-    kinds = []
-    if manifest_json.NAME in names and _has_manifest(store):
-        kinds.append(FileKind.CHECKPOINT)
-    if any(name.endswith((".safetensors", _INDEX)) for name in names):
-        kinds.append(FileKind.SAFETENSORS)
-    # Older releases have no mark beside the folder of the tree, and a folder of runs has none.
-    items = [os.path.join(store.url, name, mark) for name in names for mark in MARKS]
-    if not {*MARKS}.isdisjoint(names) or (not kinds and any(map(os.path.lexists, items))):
-        kinds.append(FileKind.ORBAX)
-    return kinds
-
-
-def _has_manifest(store: Store) -> bool:
-    """Return True if there is a manifest of gda, damaged or not, and not one of another program."""
-    try:
-        begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
-    except (FileNotFoundError, ValueError):
-        return False
-    return manifest_json.version_in(begin) is not None

@@ -91,7 +91,7 @@ def _bytes(text: str) -> int:
 def convert(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint import converting
-    from gda.checkpoint.tree_at import FileKind
+    from gda.checkpoint.format.files_at import FileKind
 
     converted = converting.convert(
         options.source,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,16 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gda.arrays.buffers import Buffers
-from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.files_at import no_checkpoint_at
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.strict_json import pointer_in
-from gda.layout.text import join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.stores import checksums
 from gda.storage.stores.checksums import Bytes
-from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, NewerFormatError
 from gda.storage.stores.opening import Store
 from gda.trees.per_process import from_bytes
@@ -42,12 +38,8 @@ def load_complete(store: Store) -> Manifest:
     """Return the manifest of the checkpoint that must be there; an error says what is there."""
     try:
         return load_manifest(store)
-    except FileNotFoundError:
-        raise CheckpointNotFoundError(_what_is_there(store)) from None
-    except NotADirectoryError:
-        raise CheckpointNotFoundError(
-            f"there is no checkpoint at {store.url}: it is a file, or below one"
-        ) from None
+    except _GONE:
+        raise CheckpointNotFoundError(no_checkpoint_at(store)) from None
 
 
 class MissingFileError(CorruptionError):
@@ -220,33 +212,3 @@ class Files:
 def _check_size(found: int, expected: int) -> None:
     if found != expected:
         raise ValueError(f"has {found} bytes, not {expected}")
-
-
-def _what_is_there(store: Store) -> str:
-    try:
-        entries = store.entries()
-    except FileNotFoundError:
-        return f"there is no checkpoint at {store.url}: no such directory"
-    except io.UnsupportedOperation:  # of a web server
-        return f"there is no checkpoint at {store.url}: it has no {manifest_json.NAME}"
-    unfinished = [name for name in entries if manifest_json.DATA_PATTERN.fullmatch(name)]
-    if unfinished:
-        return (
-            f"there is no complete checkpoint at {store.url}: a save was begun there "
-            f"({', '.join(unfinished)}) and never committed; the next save removes it"
-        )
-    if below := [name for name in sorted(entries, key=len) if _has_manifest(store, name)][::-1]:
-        return (
-            f"there is no checkpoint at {store.url} itself; it has the checkpoints "
-            f"{join_some(list(map(printable, below)))}. Pass one of them"
-        )
-    shown = [printable(name) for name in entries if name != LOCK]
-    has = f"it has {join_some(shown)}" if shown else "it is empty"
-    return f"there is no checkpoint at {store.url}: {has}"
-
-
-def _has_manifest(store: Store, name: str) -> bool:
-    """Return True if an entry of a directory is a checkpoint; an object store is not asked."""
-    return isinstance(store, FileStore) and os.path.isfile(
-        os.path.join(store.url, name, manifest_json.NAME)
-    )

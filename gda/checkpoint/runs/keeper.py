@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gda.checkpoint.format.files_at import has_marks
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.saving import CommittedSave
 from gda.checkpoint.step_folders.folder import (
@@ -27,6 +28,7 @@ from gda.checkpoint.step_folders.folder import (
     RunFolder,
     StepFolder,
     below,
+    check_names_no_step,
     name_of,
 )
 from gda.checkpoint.step_folders.rules import Rules
@@ -115,6 +117,7 @@ class Keeper:
     def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
         """Return the complete steps and Orbax's newest, if this program may go on from them."""
         complete, url = self.folder.complete(), self.folder.url
+        check_names_no_step(url, self.folder.timeout)
         names = {number: each.name for number, each in complete.items()}
         steps = dict(sorted((self.folder.newest_of_orbax() | names).items()))
         if steps and not resumes:
@@ -122,7 +125,7 @@ class Keeper:
                 f"{url} has steps up to {max(steps)}, and this run has not resumed: call "
                 "run.resume(state) first, or give the run a folder of its own"
             )
-        if not steps and self.folder.is_checkpoint():
+        if not steps and has_marks(self.folder.store()):
             raise ValueError(
                 f"{url} is a checkpoint, and a run is a folder of them: pass the folder above it, "
                 "or a new one, and begin with this checkpoint by resume(state, start_from=...)"

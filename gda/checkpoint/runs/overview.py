@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gda.checkpoint.format.files_at import has_marks
 from gda.checkpoint.inspecting import JSON_VERSION, inspect, verify
 from gda.checkpoint.runs.keeper import Keeper
 from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder, below, checked_step
@@ -29,7 +30,7 @@ _HEAD = ("step", "age", "size", "shared", "metrics", "held")
 def is_run(path: Any, timeout: float) -> bool:
     """Return True if a path is the folder of a run, and no checkpoint itself."""
     folder = RunFolder(path, timeout)
-    return not folder.is_checkpoint() and folder.owner() is not None
+    return not has_marks(folder.store()) and folder.owner() is not None
 
 
 class _StepRow(NamedTuple):
@@ -115,7 +116,7 @@ def overview_of(path: Any, timeout: float) -> Overview | None:
     Reads the manifests. A step that the training removes meanwhile is omitted.
     """
     folder = RunFolder(path, timeout)
-    if folder.is_checkpoint():
+    if has_marks(folder.store()):
         return None
     owner, complete, of_orbax = folder.owner(), folder.complete(), dict(folder.of_orbax())
     if owner is None and not complete and not of_orbax:

@@ -21,6 +21,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.files_at import has_marks
 from gda.checkpoint.step_folders.rules import best_first
 from gda.layout.text import format_numbers
 from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
@@ -363,10 +364,6 @@ class RunFolder:
 
     # The owner.
 
-    def is_checkpoint(self) -> bool:
-        """Return True if the folder itself is a checkpoint, of gda or of Orbax."""
-        return any(has(self.store(), name) for name in (manifest_json.NAME, *MARKS))
-
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
         if not (fields := self._read(_RUN)):
@@ -543,7 +540,7 @@ def path_of(path: Any, timeout: float) -> Any:
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
-    if found is None or _is_there(text, timeout):  # the name of a file may have an @
+    if found is None or _is_there(open_store(text, timeout)):  # the name of a file may have an @
         return path
     folder, which = RunFolder(found[1], timeout), found[2]
     if which == "latest":
@@ -556,21 +553,21 @@ def path_of(path: Any, timeout: float) -> Any:
     return below(folder.path, folder.step(step).name)
 
 
-def check_names_no_step(path: str, timeout: float) -> None:
-    """Raise ``FileExistsError`` if a new checkpoint at a path would hide a step of a run."""
-    found = _REFERENCE.fullmatch(path)
-    if found and not _is_there(path, timeout) and RunFolder(found[1], timeout).owner() is not None:
+def check_names_no_step(url: str, timeout: float) -> None:
+    """Raise ``FileExistsError`` if new files at a path would hide a step of a run."""
+    found = _REFERENCE.fullmatch(url.rstrip("/"))
+    if found is None or has_marks(open_store(url, timeout)):
+        return
+    folder = RunFolder(found[1], timeout)
+    if folder.owner() is not None or folder.complete() or folder.newest_of_orbax():
         raise FileExistsError(
-            f"{path} names a step of the run {found[1]}, which a checkpoint there would hide; give "
+            f"{found[0]} names a step of the run {found[1]}, which files there would hide; give "
             "another path, without @ at its end"
         )
 
 
-def _is_there(text: str, timeout: float) -> bool:
-    store = open_store(text, timeout)
-    return (
-        RunFolder(text, timeout).is_checkpoint() if store.is_remote else os.path.lexists(store.url)
-    )
+def _is_there(store: Store) -> bool:
+    return has_marks(store) if store.is_remote else os.path.lexists(store.url)
 
 
 def _best(folder: RunFolder) -> int:

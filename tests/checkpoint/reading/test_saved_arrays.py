@@ -16,7 +16,8 @@ from meshes import batch, cut, mesh_of, one_folder
 from trials import rarely
 
 import gda
-from gda.checkpoint.tree_at import FileKind, open_tree
+from gda.checkpoint.format.files_at import FileKind
+from gda.checkpoint.tree_at import open_tree
 
 
 def test_an_opened_checkpoint_has_views_values_and_keys(tmp_path: Path) -> None:

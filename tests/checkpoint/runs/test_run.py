@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from training import check, state_of, train
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
+from gda.checkpoint.converting import convert
+from gda.checkpoint.format.files_at import FileKind
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.runs import keeper
 from gda.checkpoint.saving import Save, Taken
@@ -297,6 +300,33 @@ def test_no_checkpoint_hides_a_step_of_a_run(tmp_path: Path, name: str) -> None:
             gda.checkpoint.save(tmp_path / name, {"n": 5}, overwrite=overwrite)
     assert gda.checkpoint.restore(f"{tmp_path}/run@1")["n"] == 1
     assert not (tmp_path / name).exists()
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "save": lambda path: gda.checkpoint.save(path, {"n": 5}),
+    "save_async": lambda path: gda.checkpoint.save_async(path, {"n": 5}),
+    "Run.resume": lambda path: Run(path, every=1).resume({"n": 5}),
+    "Run.save": lambda path: Run(path, every=1).save(1, {"n": 5}),
+    "convert": lambda path: convert(f"{path.parent}/run@1", str(path)),
+    "convert to safetensors": lambda path: convert(
+        f"{path.parent}/run@1", str(path), kind=FileKind.SAFETENSORS
+    ),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("case", ["run", "folder of steps", "empty folder in the way"])
+def test_nothing_is_written_that_hides_a_step(tmp_path: Path, writer: str, case: str) -> None:
+    hiding = tmp_path / "run@2"
+    for step in (1, 2):
+        gda.checkpoint.save(tmp_path / f"run/{step}", {"n": np.arange(step)})
+    if case == "run":
+        Run(tmp_path / "run", every=1).resume({"n": np.arange(2)})
+    elif case == "empty folder in the way":
+        hiding.mkdir()
+    with pytest.raises(FileExistsError, match=r"run@2 names a step of the run .*/run, which files"):
+        WRITERS[writer](hiding)
+    assert not hiding.exists() or not [*hiding.iterdir()]
 
 
 # Removal.
