@@ -50,8 +50,10 @@ def public_api() -> Iterator[str]:
 
 
 def is_stable(module_name: str, name: str) -> bool:
-    """Return True if a name, or all names of its module, are stable."""
-    return not STABLE.isdisjoint({module_name, f"{module_name}.{name}"})
+    """Return True if a name, or all names of its module, or some of a module, are stable."""
+    full = f"{module_name}.{name}"
+    within = any(each.startswith(f"{full}.") for each in STABLE)
+    return within or not STABLE.isdisjoint({module_name, full})
 
 
 def _part(*, stable: bool) -> Iterator[str]:

@@ -93,8 +93,17 @@ def test_the_list_of_names_is_short() -> None:
 
 def test_the_page_of_stable_names_has_public_names_only() -> None:
     public = {f"{module}.{name}" for module, name in PUBLIC}
-    modules = {"gda.Index", "gda.checkpoint", "gda.launch"}
+    modules = {"gda.Index", "gda.launch"}
     assert public | modules >= STABLE
+
+
+@pytest.mark.parametrize("name", gda.checkpoint.__all__)
+def test_results_of_checkpoints_are_provisional(name: str) -> None:
+    value = getattr(gda.checkpoint, name)
+    is_error = isinstance(value, type) and issubclass(value, Exception)
+    is_function = not isinstance(value, type)
+    is_made_by_users = name in ("Run", "PerProcess", "Pending")
+    assert is_stable("gda.checkpoint", name) == (is_error or is_function or is_made_by_users)
 
 
 @pytest.mark.parametrize("module", ["cli", "show", "testing"])

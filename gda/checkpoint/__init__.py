@@ -3,6 +3,9 @@
 A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool reads, and
 a manifest that is written last, with size and checksum of every file.
 
+Functions, ``Run``, ``PerProcess``, ``Pending`` and errors are stable; the classes of results, such
+as ``Contents``, are provisional: see ``docs/stable.md``.
+
 Read in this order: ``format``, ``saving`` over ``writing``, ``restoring`` over ``reading``.
 
 >>> import gda, numpy as np, tempfile

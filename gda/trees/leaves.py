@@ -162,12 +162,11 @@ def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None
     error.add_note(f"gda: while writing index {format_index(index)}{of_leaf}")
 
 
-def note_path(error: Exception, tree: Any, number: int) -> None:
+def note_path(error: Exception, path: str) -> None:
     """Add the path of the leaf to its error."""
-    if path := path_of(tree, number):
-        note = f"gda: at {path} of the tree"
-        if note not in getattr(error, "__notes__", ()):  # an error raised again has it
-            error.add_note(note)
+    note = f"gda: at {path} of the tree"
+    if path and note not in getattr(error, "__notes__", ()):  # an error raised again has it
+        error.add_note(note)
 
 
 def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
@@ -177,6 +176,6 @@ def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) ->
         try:
             results.append(function(*of_leaf))
         except Exception as error:
-            note_path(error, tree, len(results))
+            note_path(error, path_of(tree, len(results)))
             raise
     return results

@@ -37,6 +37,7 @@ from gda.trees.leaves import (
     names_of,
     note_path,
     opened,
+    path_of,
 )
 from gda.trees.matching import (
     EntryKind,
@@ -172,13 +173,16 @@ class _LoadingTree:
         requests = zip(sources, layouts, self._dtypes(), strict=True)
         leaves, kinds = [], {}
         for number, request in enumerate(requests):
-            note = partial(note_path, tree=self.tree, number=number)
+            note = partial(self._note_path, number)
             try:
                 leaves.append(self._prepared(*request, note, kinds))
             except Exception as error:
                 note(error)
                 raise
         return leaves
+
+    def _note_path(self, number: int, error: Exception) -> None:
+        note_path(error, path_of(self.tree, number))
 
     def _dtypes(self) -> list[tuple[Any, bool]]:
         """Return the dtype for each leaf, and True if it is at the very place of the leaf."""

@@ -24,7 +24,7 @@ from gda.layout.spec import Shape
 from gda.layout.text import join_some, near_name, path_text
 from gda.multihost.descriptions import leaf_path
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.leaves import Keys, as_dicts, is_container, name_of
+from gda.trees.leaves import Keys, as_dicts, is_container, name_of, note_path
 
 Path = tuple[str | int, ...]
 
@@ -303,8 +303,7 @@ def noting_path(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if path:
-            error.add_note(f"gda: at {format_path(path)} of the tree")
+        note_path(error, path_text(path))
         raise
 
 
