@@ -1,4 +1,4 @@
-"""Plans for moving between layouts of 65,536 devices, none of which exists."""
+"""Plans for moving between layouts of up to a million devices, none of which exists."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NAMES = {
 }
 
 
-def plan_of(devices: int, specs: Specs) -> gda.ReshardPlan:
+def plan_of(devices: int, specs: Specs, per_process: int = PER_PROCESS) -> gda.ReshardPlan:
     """Return a new plan, of which nothing is worked out, over a square mesh."""
     side = isqrt(devices)
-    process_of = np.arange(devices) // PER_PROCESS
+    process_of = np.arange(devices) // per_process
     source, target = (
         gda.ShardGrid((devices * 4,) * 2, {"x": side, "y": side}, spec, process_of=process_of)
         for spec in specs
@@ -56,8 +56,10 @@ def _list_moves(plan: gda.ReshardPlan) -> None:
     deque(plan.moves(), maxlen=0)
 
 
-def _planning(ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs) -> list[Side]:
-    plan = plan_of(devices, specs)
+def _planning(
+    ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs, per_process: int
+) -> list[Side]:
+    plan = plan_of(devices, specs, per_process)
     block = 4 * 4 * devices * 4
     if specs == TRANSPOSED:
         moves = list(plan.moves())
@@ -67,6 +69,7 @@ def _planning(ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Spe
         assert all(move.source == _across(move.target, isqrt(devices)) for move in moves)
     else:
         assert plan.num_moves == devices**2
+        assert plan.nbytes_within_processes == 4 * 4 * 4 * devices * (per_process - 1)
         assert plan.nbytes_kept == 4 * 4 * 4 * devices
     assert plan.nbytes_kept + plan.nbytes_moved == block * devices
 
@@ -75,7 +78,7 @@ def _planning(ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Spe
         numbering.layout_of.cache_clear()
         return ()
 
-    return [Side(lambda: ask(plan_of(devices, specs)), forget_layouts)]
+    return [Side(lambda: ask(plan_of(devices, specs, per_process)), forget_layouts)]
 
 
 def _rounds_of_one(specs: Specs, disjoint: bool) -> list[Side]:
@@ -114,12 +117,17 @@ def _across(position: int, side: int) -> int:
 
 
 def _work(
-    ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs, limit: Within | None
+    ask: Callable[[gda.ReshardPlan], object],
+    devices: int,
+    specs: Specs,
+    limit: Within | None,
+    per_process: int = PER_PROCESS,
 ) -> Work:
     does = {summary_of: "all totals of", _list_moves: "all moves of"}[ask]
+    of = "" if per_process == PER_PROCESS else f" in processes of {per_process:,}"
     return Work(
-        f"{does} a plan, {_NAMES[specs]}, {devices:,} devices",
-        partial(_planning, ask, devices, specs),
+        f"{does} a plan, {_NAMES[specs]}, {devices:,} devices{of}",
+        partial(_planning, ask, devices, specs, per_process),
         limit=limit,
         seconds=0.5,
     )
@@ -134,6 +142,9 @@ WORKS = [
             (summary_of, ALL_TO_ALL),
         ]
     ],
+    # The limits grow as the devices do, not as the devices of a process.
+    _work(summary_of, 65_536, ALL_TO_ALL, Within(2_000), 1_024),
+    _work(summary_of, 1_048_576, ALL_TO_ALL, Within(32_000), 64),
     *[
         Work(
             f"all that one process plans and lists, rows to columns, {name}",

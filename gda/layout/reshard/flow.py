@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import Tiling
+from gda.layout.indices import Boxes, Dimension, Tiling
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Listed, Pieces
+
+_Numbers = IntArray | Sequence[int]
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
 AT_A_TIME = 2**20
@@ -50,19 +52,63 @@ class Holding:
 
     def groups(self, blocks: IntArray, ranks: IntArray) -> IntArray:
         """Return the group of each block and process, -1 if the process does not hold it."""
-        keys = blocks * self._num_ranks + ranks
-        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where((ranks >= 0) & (self._keys[places] == keys), places, -1)
+        return np.where(ranks >= 0, _places(self._keys, blocks * self._num_ranks + ranks), -1)
 
-    def blocks_of(self, ranks: IntArray) -> IntArray:
-        """Return the blocks of some processes, one process after the other."""
-        order, firsts = self._by_rank
-        counts = self.num_blocks[ranks]
-        return self.blocks[order[np.repeat(firsts[ranks], counts) + _counted(counts)]]
 
-    @cached_property
-    def _by_rank(self) -> tuple[IntArray, IntArray]:
-        return np.argsort(self.ranks, kind="stable"), _begins(self.num_blocks)
+class Combinations:
+    """The blocks that the devices of each process hold, as combinations of parts.
+
+    A process has one combination of parts of each dimension if it holds all blocks of that, and
+    each on equally many devices. Else each of its blocks is one. So what a combination has in
+    common with a box is a product over the dimensions, however many blocks it has.
+
+    Attributes:
+      firsts, counts: the first combination of each process, and their number.
+    """
+
+    def __init__(self, grid: ShardGrid) -> None:
+        held, self._tiling = Holding(grid), tiling_of(grid)
+        num_ranks, ranks = len(held.num_blocks), held.ranks
+        columns = self._tiling.columns(held.blocks)
+        spanned = np.ones(num_ranks, np.int64)
+        for dimension, column in zip(self._tiling.dimensions, columns, strict=True):
+            owners = _distinct(ranks * dimension.parts + column) // dimension.parts
+            spanned *= np.bincount(owners, minlength=num_ranks)
+        devices = np.empty(num_ranks, np.int64)
+        devices[ranks] = held.counts
+        is_uneven = np.bincount(ranks, held.counts != devices[ranks], num_ranks) > 0
+        self.counts = np.where((spanned == held.num_blocks) & ~is_uneven, 1, held.num_blocks)
+        self.firsts = _begins(self.counts)
+        numbers = np.empty_like(ranks)
+        numbers[np.argsort(ranks, kind="stable")] = _counted(held.num_blocks)
+        numbers = self.firsts[ranks] + np.minimum(numbers, self.counts[ranks] - 1)
+        self._devices = np.empty(self.counts.sum(), np.int64)
+        self._devices[numbers] = held.counts
+        # The parts of all combinations along each dimension, ascending.
+        self._parts = [
+            _distinct(numbers * dimension.parts + column)
+            for dimension, column in zip(self._tiling.dimensions, columns, strict=True)
+        ]
+
+    def overlaps(self, numbers: IntArray, boxes: Boxes) -> IntArray:
+        """Return the elements that combinations share with the box beside each, once a device."""
+        shared = self._devices[numbers]
+        for along in zip(self._tiling.dimensions, self._parts, *boxes, strict=True):
+            dimension, parts, starts, stops = along
+            before = partial(_elements_before, dimension, parts, numbers)
+            shared *= before(stops) - before(starts)
+        return shared
+
+
+def _elements_before(
+    dimension: Dimension, parts: IntArray, numbers: IntArray, ends: IntArray
+) -> IntArray:
+    """Return the elements of parts of combinations that come before the ends."""
+    whole, rest = np.divmod(ends, dimension.step)
+    wanted = numbers * dimension.parts + whole
+    places = np.searchsorted(parts, wanted)
+    has_rest = parts[np.minimum(places, len(parts) - 1)] == wanted
+    return places * dimension.step + rest * has_rest
 
 
 class Shares(NamedTuple):
@@ -150,16 +196,6 @@ class FarPieces(NamedTuple):
     units: IntArray
 
 
-class Near(NamedTuple):
-    """The elements that come from another device of the same process.
-
-    ``received`` by all target devices, ``requested`` of each group of holders, see ``Holding``.
-    """
-
-    received: int
-    requested: IntArray
-
-
 @dataclass(frozen=True, eq=False)
 class Flow:
     """The elements that go from the devices of a source grid to those of a target grid.
@@ -193,36 +229,34 @@ class Flow:
     def received(self) -> IntArray:
         return tiling_of(self.target).sizes(self.target.block_ids) - self.kept
 
-    @cached_property
-    def near(self) -> Near:
+    @property
+    def received_near(self) -> int:
+        """The elements that come from another device of the same process, of all devices."""
         if len({*numbers_of(self.source), *numbers_of(self.target)}) == 1:
-            return Near(int(self.received.sum()), self._requested)
-        received, requested = 0, np.zeros_like(self._holding.counts)
-        for devices, blocks, sizes in self._looks():
-            groups = self._groups_near(devices, blocks)
-            is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
-            received += int(sizes[is_near].sum())
-            requested += summed(groups[is_near], sizes[is_near], len(requested))
-        return Near(received, requested)
-
-    def _looks(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-        """Yield target devices with the blocks of their process, and the elements of overlaps."""
-        known = np.flatnonzero(self._ranks >= 0)
-        counts = self._holding.num_blocks[self._ranks[known]]
-        for run in _runs(counts):
-            devices = np.repeat(known[run], counts[run])
-            blocks = self._holding.blocks_of(self._ranks[known[run]])
-            yield devices, blocks, self.pieces.overlaps(blocks, self.target.block_ids[devices])
-
-    @cached_property
-    def _near_shares(self) -> Shares:
-        return Shares(self.near.requested, self._holding.counts)
+            return int(self.received.sum())
+        return int(self._requested.sum())
 
     @cached_property
     def _requested(self) -> IntArray:
-        blocks, old = np.arange(self.source.num_shards), self.homes >= 0
-        needed = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
-        return needed - summed(self._home_blocks[old], self.kept[old], len(blocks))
+        """The elements that devices ask of another one of their process, of each group of it."""
+        holding, needed = self._holding, Combinations(self.target)
+        ranks = _places(numbers_of(self.target), numbers_of(self.source))[holding.ranks]
+        requested = np.zeros_like(holding.counts)
+        shared = np.flatnonzero(ranks >= 0)
+        counts = needed.counts[ranks[shared]]
+        for run in _runs(counts):
+            groups = np.repeat(shared[run], counts[run])
+            numbers = needed.firsts[ranks[groups]] + _counted(counts[run])
+            boxes = tiling_of(self.source).boxes(holding.blocks[groups])
+            requested += summed(groups, needed.overlaps(numbers, boxes), len(requested))
+        old = np.flatnonzero(self.homes >= 0)
+        groups = self._groups_near(old, self._home_blocks[old])
+        near = groups >= 0
+        return requested - summed(groups[near], self.kept[old[near]], len(requested))
+
+    @cached_property
+    def _near_shares(self) -> Shares:
+        return Shares(self._requested, self._holding.counts)
 
     # Piece by piece.
 
@@ -306,9 +340,7 @@ class Flow:
     @cached_property
     def _ranks(self) -> IntArray:
         """The process of each target device, as a place in the processes of the source, or -1."""
-        known, given = np.array(numbers_of(self.source)), np.array(numbers_of(self.target))
-        places = np.minimum(np.searchsorted(known, given), len(known) - 1)
-        return np.where(known[places] == given, places, -1)[ranks_of(self.target)]
+        return _places(numbers_of(self.source), numbers_of(self.target))[ranks_of(self.target)]
 
 
 def summed(keys: IntArray, values: IntArray, length: int) -> IntArray:
@@ -339,9 +371,21 @@ def ranks_of(grid: ShardGrid) -> IntArray:
 def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
     """Return the position in the source of each target device, -1 for a new one."""
     order = np.argsort(source_ids)
-    places = np.searchsorted(source_ids, target_ids, sorter=order)
-    homes = order[np.minimum(places, len(order) - 1)]
-    return np.where(source_ids[homes] == target_ids, homes, -1)
+    places = _places(source_ids[order], target_ids)
+    return np.where(places >= 0, order[places], -1)
+
+
+def _places(known: _Numbers, given: _Numbers) -> IntArray:
+    """Return the place of each given number among known ones, which ascend, or -1."""
+    places = np.minimum(np.searchsorted(known, given), len(known) - 1)
+    return np.where(np.asarray(known)[places] == given, places, -1)
+
+
+def _distinct(numbers: IntArray) -> IntArray:
+    """Return the numbers in order, each once."""
+    # Not np.unique, which in NumPy 2.4 takes ten times as long.
+    ordered = np.sort(numbers, kind="stable")
+    return ordered[np.diff(ordered, prepend=-1) != 0]
 
 
 def _begins(counts: IntArray) -> IntArray:

@@ -69,8 +69,8 @@ class ReshardPlan:
       ValueError: the global shapes differ, only one grid knows its processes and they are not
         process 0 alone, or the numbers are not one for each device, each different.
 
-    The totals do not list the moves, so that 65,536 devices in processes of 4 or 8 take a fraction
-    of a second, even if each sends to each: ``docs/design/reshard.md``.
+    The totals do not list the moves, so that 65,536 devices take a fraction of a second, even if
+    each sends to each: ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
@@ -145,7 +145,7 @@ class ReshardPlan:
     @property
     def nbytes_within_processes(self) -> int:
         """Bytes that go to another device of the same process."""
-        return 0 if self._flow is None else self._flow.near.received * self.itemsize
+        return 0 if self._flow is None else self._flow.received_near * self.itemsize
 
     @property
     def nbytes_between_processes(self) -> int:

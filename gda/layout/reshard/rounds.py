@@ -157,7 +157,7 @@ class Relocation:
 
     def routes(self) -> Routes | None:
         """Return the routes between processes; ``None`` if nothing takes them."""
-        far = int(self._flow.received.sum()) - self._flow.near.received
+        far = int(self._flow.received.sum()) - self._flow.received_near
         if not far:
             return None
         ids = np.union1d(*self._ids)

@@ -66,6 +66,33 @@ def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
     assert one.nbytes_within_processes == one.nbytes_moved == 65536 * 65535
 
 
+@pytest.mark.parametrize(
+    ("specs", "within"),
+    [
+        # Eight rows of the mesh: of their 64 blocks on both sides, eight stay on their device.
+        ((("x", "y"), ("y", "x")), [0, 8 * 56 * 4096]),
+        ((("xy",), (None, "xy")), [7 * 4096, 511 * 4096]),
+    ],
+)
+def test_totals_cost_as_much_however_large_the_processes_are(
+    specs: Any, within: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summed, cost = flows.summed, 0
+
+    def counted(keys: Any, values: Any, length: int) -> Any:
+        nonlocal cost
+        cost += len(keys)
+        return summed(keys, values, length)
+
+    monkeypatch.setattr(flows, "summed", counted)
+    mesh = {"x": 64, "y": 64} if "x" in specs[0] else {"xy": 4096}
+    for size, expected in zip((8, 512), within, strict=True):
+        processes = np.arange(4096) // size
+        grids = [ShardGrid((4096, 4096), mesh, spec, process_of=processes) for spec in specs]
+        assert ReshardPlan(*grids, itemsize=1).nbytes_within_processes == expected
+    assert cost <= 4 * 4096
+
+
 def test_more_bytes_than_a_float_can_count() -> None:
     size = 2**52
     source = ShardGrid((size,), {"x": 2}, (), process_of=[0, 0])
@@ -127,7 +154,9 @@ def plans(draw: st.DrawFn) -> ReshardPlan:
     grids, ids = [], []
     for mesh, spec in cuts:
         count = math.prod(mesh.values())
-        processes = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+        regular = st.integers(1, 6).map(lambda size, n=count: [i // size for i in range(n)])
+        drawn = st.lists(st.integers(0, 3), min_size=count, max_size=count)
+        processes = draw(regular | drawn)
         known = processes if knows else None
         grids.append(ShardGrid(sizes, mesh, spec, pad=pads, process_of=known))
         some = st.lists(st.integers(0, 15), min_size=count, max_size=count, unique=True)
