@@ -115,7 +115,9 @@ def _unfit(values: _Array, result: _Array) -> Shape | None:
 def _are_in_range(values: _Array, dtype: np.dtype[Any]) -> bool:
     """Return True if all values are known to be held: a quick look, for which NaN is unknown."""
     kind, of_result = _kind_of(values.dtype), _kind_of(dtype)
-    if kind is None or of_result is None or holds_all(dtype, values.dtype) or not values.size:
+    if kind is None or of_result is None or not values.size:
+        return True
+    if holds(dtype, values.dtype, rounded=True):
         return True
     low, high = _range_of(dtype)
     return kind != "c" and low <= values.min().item() and values.max().item() <= high
@@ -145,14 +147,35 @@ def _outside(values: _Array, dtype: np.dtype[Any]) -> Any:
 
 
 @lru_cache(maxsize=256)
-def holds_all(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
-    """Return True if a dtype can hold every value of the given one, rounded."""
-    if _kind_of(dtype) == "b":  # True for every number but 0
-        return True
-    if _kind_of(given) in "fc" and _kind_of(dtype) in "iu":
+def holds(dtype: np.dtype[Any], given: np.dtype[Any], *, rounded: bool = False) -> bool:
+    """Return True if a dtype has every number of dtype ``given``, or one that it rounds to.
+
+    ``numpy.can_cast`` differs: it allows int64 to float64, numbers to strings, durations and Python
+    objects, and float8_e4m3fn to int4.
+
+    >>> float32, int16, int32 = map(np.dtype, ['float32', 'int16', 'int32'])
+    >>> holds(float32, int16), holds(float32, int32), holds(float32, int32, rounded=True)
+    (True, False, True)
+    """
+    kind, of_given = _kind_of(dtype), _kind_of(given)
+    if dtype == given or kind is None or of_given is None:
+        return dtype == given
+    if kind == "b":  # True for every number but 0
+        return rounded
+    if (of_given in "fc" and kind in "iu") or (of_given == "c" and kind != "c"):
         return False
     (low, high), (lowest, highest) = _range_of(given), _range_of(dtype)
-    return lowest <= low and high <= highest and (_kind_of(given) != "c" or _kind_of(dtype) == "c")
+    if not (lowest <= low and high <= highest):
+        return False
+    if rounded or kind in "iu":
+        return True
+    more = jax.numpy.finfo(dtype)
+    if of_given in "biu":
+        return high.bit_length() <= more.nmant + 1
+    less = jax.numpy.finfo(given)
+    # Each float of a byte lacks a value of the others: infinities, NaN or a negative zero.
+    has_digits = more.nmant >= less.nmant and dtype.itemsize > 1
+    return bool(has_digits and more.minexp - more.nmant <= less.minexp - less.nmant)
 
 
 @lru_cache(maxsize=64)

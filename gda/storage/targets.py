@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from gda.layout.spec import Shape
+from gda.storage.casts import holds
 from gda.storage.sources import check_unmasked, chunks_of, is_a, is_future
 
 
@@ -134,42 +135,3 @@ def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
             "its values; make a target of a dtype that holds them, such as float32 in a library "
             "without bfloat16, or store array.astype(target_dtype)"
         )
-
-
-def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
-    """Return True if every number of dtype ``narrow`` is the same number in dtype ``wide``.
-
-    ``numpy.can_cast`` differs: it allows int64 to float64, numbers to strings, durations and Python
-    objects, and float8_e4m3fn to int4.
-
-    >>> holds(np.dtype('float32'), np.dtype('int16')), holds(np.dtype('float32'), np.dtype('int32'))
-    (True, False)
-    """
-    if wide == narrow:
-        return True
-    if wide.kind in "mMO" or not _is(wide, np.number):
-        return False
-    if narrow == np.bool_:
-        return True
-    if _is(narrow, np.integer):
-        least, most = int(jax.numpy.iinfo(narrow).min), int(jax.numpy.iinfo(narrow).max)
-        if _is(wide, np.integer):
-            limits = jax.numpy.iinfo(wide)
-            return int(limits.min) <= least and most <= int(limits.max)
-        digits = jax.numpy.finfo(wide)
-        return most.bit_length() <= min(digits.nmant + 1, int(digits.maxexp))
-    if _is(wide, np.integer) or (_is(narrow, np.complexfloating) and wide.kind != "c"):
-        return False
-    if wide.itemsize == 1:
-        return False  # each lacks a value: infinities, NaN or a negative zero
-    more, less = jax.numpy.finfo(wide), jax.numpy.finfo(narrow)
-    return bool(
-        more.nmant >= less.nmant
-        and more.maxexp >= less.maxexp
-        and more.minexp - more.nmant <= less.minexp - less.nmant
-    )
-
-
-def _is(dtype: np.dtype[Any], kind: type[np.generic]) -> bool:
-    # JAX's issubdtype, because NumPy does not know that bfloat16 is a number.
-    return jax.numpy.issubdtype(dtype, kind)

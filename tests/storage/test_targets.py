@@ -12,7 +12,8 @@ import pytest
 import tensorstore as ts
 import zarr
 
-from gda.storage.targets import check_fit, holds, target_of
+from gda.storage.casts import holds
+from gda.storage.targets import check_fit, target_of
 
 bfloat16 = np.dtype(jnp.bfloat16)
 

@@ -33,7 +33,7 @@ from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.multihost.settings import own_settings
-from gda.storage.casts import Origin, cast_into, check_holds, holds_all
+from gda.storage.casts import Origin, cast_into, check_holds, holds
 from gda.storage.sources import (
     array_here,
     as_numpy,
@@ -261,7 +261,7 @@ class BlockReader:
         return self._own(index, value, is_sole)
 
     def _cast(self, index: Index, value: jax.Array) -> jax.Array:
-        if not (is_extended(value.dtype) or holds_all(np.dtype(self.dtype), value.dtype)):
+        if not (is_extended(value.dtype) or holds(np.dtype(self.dtype), value.dtype, rounded=True)):
             check_holds(np.asarray(value), np.dtype(self.dtype), _origin(index))
         return value.astype(self.dtype)
 

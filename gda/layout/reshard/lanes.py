@@ -15,7 +15,9 @@ process numbers requests and lanes alike by a formula, and so finds its own alon
   their numbers modulo the most segments of a part differ, and are a further digit of the colour.
 
 Pieces may differ in size. A colour is one lane for each binary digit of its sizes, in *units*: a
-piece goes in those lanes whose digit it has. So all that goes in one lane has one length.
+piece goes in those lanes whose digit it has. So all that goes in one lane has one length. One lane
+a colour, of the largest size, would be simpler, but an array that leaves a fourth of its devices
+would send 1.5 times its bytes: ``docs/design/reshard.md``.
 """
 
 from __future__ import annotations
