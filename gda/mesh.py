@@ -1,13 +1,14 @@
 """A real mesh or sharding: its devices, positions, processes and grid.
 
 The functions of GlobalDeviceArray come first. An array on one device has no mesh; it gets one of
-that device. In a trace, JAX knows the sharding of an array over Explicit axes alone.
+that device. In a trace, JAX knows the sharding of an array over Explicit axes alone. Last come the
+settings of JAX under which gda computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -225,17 +226,6 @@ def mesh_on(device: Device) -> Mesh:
     return Mesh(np.array([device]), ("device",))
 
 
-def computing_on(array: jax.Array) -> AbstractContextManager[object]:
-    """Return the context to compute in: the mesh that the user may have set has other devices."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return nullcontext()
-    mesh: Any = sharding_of(array).mesh
-    try:
-        return jax.set_mesh(mesh)
-    except ValueError:  # in a trace, which has its mesh
-        return nullcontext()
-
-
 def mesh_of_all(devices: Iterable[Device]) -> Mesh | None:
     """Return a mesh of some devices, in the order of their ids; ``None`` of none.
 
@@ -386,3 +376,52 @@ def _on_one_device(sharding: SingleDeviceSharding) -> NamedSharding:
 def is_on_host(memory_kind: str | None) -> bool:
     """Return True for the memory of a host; None is the default memory of the devices."""
     return memory_kind is not None and memory_kind.endswith("host")
+
+
+# The settings of JAX under which gda computes.
+
+
+def own_settings() -> AbstractContextManager[object]:
+    """Override the settings of the user, for this thread: each of gda's computations needs it.
+
+    The user asked for these transfers, and the NaNs of the user's arrays are no faults of gda's
+    programs. Under the mesh of the user JAX refuses arrays on other devices.
+    """
+    config: Any = jax.config
+    # To look takes a tenth of the time: in a tree of small arrays it is felt.
+    if not (
+        config.jax_transfer_guard_host_to_device in _NOT_GUARDED
+        and config.jax_transfer_guard_device_to_host in _NOT_GUARDED
+        and config.jax_transfer_guard_device_to_device in _NOT_GUARDED
+        and config.jax_numpy_rank_promotion == "allow"
+        and not (config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs)
+    ):
+        return _overriding()
+    return _without_mesh()
+
+
+_NOT_GUARDED = (None, "allow")
+_AS_IT_IS = nullcontext()
+_NO_MESH = Mesh(np.empty((), object), ())
+
+
+@contextmanager
+def _overriding() -> Iterator[None]:
+    with (
+        jax.disable_jit(False),
+        jax.transfer_guard("allow"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        _without_mesh(),
+    ):
+        yield
+
+
+def _without_mesh() -> AbstractContextManager[object]:
+    if jax.sharding.get_abstract_mesh().empty:
+        return _AS_IT_IS
+    try:
+        return jax.set_mesh(_NO_MESH)
+    except ValueError:  # in a trace, which has its mesh
+        return _AS_IT_IS

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
@@ -85,11 +85,11 @@ def rows() -> list[str]:
     return found
 
 
-def called(call: str, x: Any) -> Any:
-    """Return the result of a call, of an iterator its first element."""
+def called(call: str, x: Any, set_mesh: Mesh = MESH) -> Any:
+    """Return the result of a call under a mesh, of an iterator its first element."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        jax.set_mesh(MESH),
+        jax.set_mesh(set_mesh),
         contextlib.ExitStack() as offers,
     ):
         names = {

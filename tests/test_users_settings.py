@@ -4,15 +4,17 @@ The transfers were asked for, and gda's own programs do not follow the rules of 
 """
 
 import copy
+import itertools
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 from test_plain_page import CALLS, called
@@ -24,6 +26,11 @@ DATA, ODD = batch(8, 4), batch(5, 4)
 WEAK = jnp.asarray(2.0)
 NIBBLES = cut(batch(8, 4, dtype=np.int8), MESH, P("x")).astype(jnp.int4)
 KEYS = gda.GlobalArray.from_array(jax.random.split(jax.random.key(0), 8))
+EXPLICIT = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+BLOCK = jax.device_put(DATA[:2])
+REF = jax.new_ref(jnp.arange(8.0))
+SAVED = tempfile.mkdtemp()
+gda.checkpoint.save(SAVED, {"keys": KEYS}, overwrite=True)
 
 # Others, of arrays on the host, and of containers.
 MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
@@ -53,6 +60,20 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: gda.load_tree([NIBBLES, gda.storage.lazy(NIBBLES)[1:]], MESH, P(None, "y")),
     lambda g, p: pulled({"nibbles": NIBBLES}),
     lambda g, p: gda.GlobalArray.from_callback((), MESH, P(), lambda _: WEAK),
+    lambda g, p: gda.GlobalArray.from_callback(
+        (8, 4), MESH, P("x"), lambda _: BLOCK, dtype="bfloat16"
+    ),
+    lambda g, p: gda.GlobalArray.from_source(gda.storage.lazy(REF), MESH, P("y")),
+    lambda g, p: gda.to_numpy(REF),
+    lambda g, p: (gda.GlobalArray.from_source(KEYS, EXPLICIT, P("y")), gda.checkpoint.open(SAVED)),
+    lambda g, p: gda.reshard_tree({"k": KEYS, "p": p}, mesh_of({"a": 2}), P("a"), pad=True),
+    lambda g, p: p.reshard(EXPLICIT, P("y")).filled(np.nan),
+]
+
+# Meshes of other devices than those of the arrays.
+OTHERS = [
+    Mesh(np.array(jax.devices()[7:3:-1]), ("other",), axis_types=(kind,))
+    for kind in (AxisType.Auto, AxisType.Explicit)
 ]
 
 
@@ -71,21 +92,72 @@ def large() -> gda.GlobalArray:
     return gda.GlobalArray.from_process_local(np.ones((512, 64), np.float16), MESH, P("x"))
 
 
-@pytest.mark.parametrize("guard", ["disallow", "disallow_explicit"])
-def test_no_function_is_stopped_by_settings_of_the_user(guard: str) -> None:
+def ways_under(set_mesh: Mesh) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the calls of all functions, by their texts or numbers, under a mesh."""
     g = cut(DATA, MESH, P("x"))
     p = gda.PaddedArray.from_array(ODD, MESH, P("x"))
-    key = jax.random.split(jax.random.key(0), 8)
     trees: list[dict[str, Any]] = [
         {"w": g, "b": jax.device_put(jnp.ones((8, 4), jnp.bfloat16), g.sharding)},
-        {"w": g.array, "key": key},
+        {"w": g.array, "key": jax.random.split(jax.random.key(0), 8)},
     ]
+    for call, (number, x) in itertools.product(CALLS, enumerate(trees)):
+        yield f"{call} of tree {number}", lambda call=call, x=x: called(call, x, set_mesh)
+
+    def one_more(way: Callable[[gda.GlobalArray, gda.PaddedArray], object]) -> object:
+        with jax.set_mesh(set_mesh):
+            return way(g, p)
+
+    for number, way in enumerate(MORE):
+        yield f"MORE[{number}]", lambda way=way: one_more(way)
+
+
+def described(way: Callable[[], object]) -> list[Any]:
+    """Return kinds, layouts and values of what a call returns; of an error its class."""
+    try:
+        leaves = jax.tree.leaves(jax.block_until_ready(way()))
+    except (TypeError, ValueError, AttributeError) as error:
+        return [type(error)]
+    return [
+        (
+            type(leaf),
+            getattr(leaf, "sharding", None),
+            getattr(leaf, "weak_type", None),
+            bits_of(leaf),
+        )
+        for leaf in leaves
+    ]
+
+
+def bits_of(leaf: Any) -> bytes | None:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf).tobytes() if isinstance(leaf, jax.Array | np.ndarray) else None
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["auto", "explicit"])
+def test_the_mesh_of_the_user_changes_no_result(other: Mesh) -> None:
+    own, under = dict(ways_under(MESH)), dict(ways_under(other))
+    # The functions f, which are given to some, are the user's, and compute under that mesh.
+    results = {name: described(way) for name, way in own.items() if "(f" not in name}
+    assert [
+        name for name in results if [*map(type, results[name])] == [type] and "MORE" in name
+    ] == []
+    changed = [name for name in results if described(under[name]) != results[name]]
+    assert changed == []
+
+
+def test_a_mask_has_its_layout_where_jit_is_disabled() -> None:
+    for mesh in (MESH, EXPLICIT):
+        p = gda.PaddedArray.from_array(ODD, mesh, P("x"))
+        with jax.disable_jit():
+            mask = p.mask()
+        assert mask.sharding == p.sharding
+
+
+@pytest.mark.parametrize("guard", ["disallow", "disallow_explicit"])
+def test_no_function_is_stopped_by_settings_of_the_user(guard: str) -> None:
     failures = {}
-    ways: list[tuple[str, Callable[[], object]]] = [
-        *((call, lambda call=call, x=x: called(call, x)) for call in CALLS for x in trees),
-        *((f"MORE[{number}]", lambda way=way: way(g, p)) for number, way in enumerate(MORE)),
-    ]
-    for name, way in ways:
+    for name, way in ways_under(MESH):
         try:
             with jax.transfer_guard(guard), jax.numpy_rank_promotion("raise"):
                 jax.block_until_ready(way())

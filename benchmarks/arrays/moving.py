@@ -28,10 +28,9 @@ from benchmarks.work import AtMost, Faster, OfSpeed, WithinMiB, Work
 from gda.arrays.transport import carrying
 from gda.arrays.transport.carrying import exchange_of
 from gda.layout.reshard.rounds import Relocation, Streams
-from gda.mesh import mesh_of_all
+from gda.mesh import mesh_of_all, own_settings
 from gda.multihost.agreement import checking_agreement
 from gda.multihost.allgather import all_gather
-from gda.multihost.settings import own_settings
 from gda.testing.pool import Pool
 
 PROCESSES, DEVICES = 4, 2

@@ -18,8 +18,7 @@ from gda.arrays.buffers import aligned_empty
 from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import computing_on
-from gda.multihost.settings import own_settings
+from gda.mesh import own_settings
 
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
 
@@ -48,7 +47,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
     is_key = jax.numpy.issubdtype(block.dtype, jax.dtypes.extended)
     # Of 4 bits JAX would keep NumPy's copy, of 8 bits an element, with the block.
     has_view = device.platform == "cpu" and not is_key and width_of(block.dtype)[0] >= 8
-    with own_settings(), computing_on(block):
+    with own_settings():
         if has_view and not is_weak(block):
             # XLA would compile a program for each device and shape, which takes longer.
             data = aligned_empty(shape, block.dtype)
@@ -64,7 +63,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
 def padded(block: jax.Array, shape: Shape, fill: Any) -> jax.Array:
     """Return a block of a larger shape, whose first elements are those of the given one."""
     start = [0] * block.ndim
-    with own_settings(), computing_on(block):
+    with own_settings():
         whole = lax.full(shape, fill, block.dtype)
         if not is_narrow(block.dtype):
             return lax.dynamic_update_slice(whole, block, start)

@@ -29,11 +29,11 @@ from gda.mesh import (
     grid_of,
     is_tracer,
     not_an_array_error,
+    own_settings,
     sharding_of,
     skip_spec_if_sharding,
 )
 from gda.multihost.agreement import communicates, if_checked
-from gda.multihost.settings import own_settings
 from gda.storage.options import Options, ProgressLike, Retry
 
 AnyNDArray = np.ndarray[Any, Any]

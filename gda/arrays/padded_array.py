@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
 
@@ -23,9 +22,14 @@ from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape, format_spec, partitions_of
-from gda.mesh import MeshLike, computing_on, grid_of, is_tracer, named_sharding
+from gda.mesh import (
+    MeshLike,
+    grid_of,
+    is_tracer,
+    named_sharding,
+    own_settings,
+)
 from gda.multihost.agreement import communicates, if_checked
-from gda.multihost.settings import own_settings
 from gda.storage.sources import array_here, check_unmasked
 
 
@@ -158,14 +162,14 @@ class PaddedArray(Container):
         is_explicit = AxisType.Explicit in mesh.axis_types
         if is_tracer(self.array):
             return _mask(shape, sizes, sharding if is_explicit else None)
-        with computing_on(self.array):
+        with own_settings():
             return _mask_maker(shape, sizes, sharding, is_explicit)()
 
     def filled(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Return ``array`` with its padding set to ``value``: 0 before a sum, -inf before a max."""
         array = self.array
         is_traced = is_tracer(array) or is_tracer(value)
-        with own_settings(), nullcontext() if is_traced else computing_on(array):
+        with own_settings():
             mask, dtype = self.mask(), jax.numpy.result_type(array, value)
             if is_traced or dtype != array.dtype or not is_narrow(dtype):
                 return jax.numpy.where(mask, array, value)

@@ -13,8 +13,8 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.process_local import is_all_here
 from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Shape, partitions_of
+from gda.mesh import own_settings
 from gda.multihost.agreement import checking_agreement
-from gda.multihost.settings import own_settings
 
 
 class State(NamedTuple):

@@ -10,13 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
-from gda.multihost.settings import own_settings
-
-# Under the mesh of the user, jit would refuse other devices, and commit what is not committed.
-_NO_MESH = Mesh(np.empty((), object), ())
+from gda.mesh import own_settings
 
 
 def is_weak(leaf: Any) -> bool:
@@ -29,7 +24,7 @@ def weakly_typed(array: jax.Array) -> jax.Array:
 
     Never communicates: the program of an array of several processes has no collectives.
     """
-    with own_settings(), jax.set_mesh(_NO_MESH):
+    with own_settings():
         (device, *_) = array.sharding.device_set
         sharding = array.sharding if array.committed else None
         return _program(array.shape, array.dtype, sharding, device)(array)

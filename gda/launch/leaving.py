@@ -30,8 +30,8 @@ def finish_pending() -> None:
     import jax
     import jax.numpy as jnp
 
+    from gda.mesh import own_settings
     from gda.multihost import coordination
-    from gda.multihost.settings import own_settings
 
     if not coordination.has_backends() or jax.process_count() == 1:
         return
@@ -41,7 +41,7 @@ def finish_pending() -> None:
     mesh = jax.make_mesh((len(devices),), ("device",), devices=devices)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
     with suppress(Exception):  # such as the death of another process
-        with jax.set_mesh(mesh), own_settings():
+        with own_settings():
             last = jax.jit(lambda: jnp.zeros(len(devices)), out_shardings=sharding)()
         # Not block_until_ready: it has no limit, and Python starts no thread any more.
         limit = time.monotonic() + _LIMIT_SECONDS

@@ -1,9 +1,9 @@
 """Processes that meet, agree and gather.
 
-In this order: ``coordination`` (the only access to JAX's coordination service), ``settings`` (those
-of JAX under which gda computes), ``allgather``, ``descriptions`` (arrays as text to compare),
-``background`` (work in a thread), ``places`` (where each process is, and which have ended),
-``meeting`` (each brings a payload, one decides), ``steps`` (all do it, or all hear the reason),
-``failure_watch`` (work on devices that fails in all), ``agreement`` (all have the same arrays, and
-make the same calls), ``ending`` (a signal is the same answer in all).
+In this order: ``coordination`` (the only access to JAX's coordination service), ``allgather``,
+``descriptions`` (arrays as text to compare), ``background`` (work in a thread), ``places`` (where
+each process is, and which have ended), ``meeting`` (each brings a payload, one decides), ``steps``
+(all do it, or all hear the reason), ``failure_watch`` (work on devices that fails in all),
+``agreement`` (all have the same arrays, and make the same calls), ``ending`` (a signal is the same
+answer in all).
 """

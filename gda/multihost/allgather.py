@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.multihost.settings import own_settings
+from gda.mesh import own_settings
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,18 +24,17 @@ def all_gather(data: Bytes, processes: tuple[int, ...]) -> Bytes:
 
     Communicates: each of ``processes``, and no other, must call it with data of the same size.
     """
-    mesh, sharding, replicate = _through_leads(processes)
+    sharding, replicate = _through_leads(processes)
     mine = data.reshape(1, -1)
     shape = (len(processes), data.size)
-    # JAX refuses arrays of another mesh than that of the user, and without jit replicates nothing.
-    with jax.set_mesh(mesh), own_settings():
+    with own_settings():  # without jit, JAX replicates nothing
         sharded = jax.make_array_from_callback(shape, sharding, lambda _: mine)
         return np.asarray(replicate(sharded).addressable_data(0))
 
 
 @lru_cache(maxsize=16)
-def _through_leads(processes: tuple[int, ...]) -> tuple[Mesh, NamedSharding, Callable[..., Any]]:
+def _through_leads(processes: tuple[int, ...]) -> tuple[NamedSharding, Callable[..., Any]]:
     leads = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([leads[process] for process in processes]), ("process",))
     sharded, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("process",), ()))
-    return mesh, sharded, jax.jit(lambda x: x, out_shardings=whole)
+    return sharded, jax.jit(lambda x: x, out_shardings=whole)

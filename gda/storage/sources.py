@@ -21,7 +21,7 @@ from gda.layout.dtype_names import dtype_named, native
 from gda.layout.indices import bounded, common_box, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape, check_reduced
 from gda.layout.text import format_index, format_processes
-from gda.mesh import computing_on, is_tracer, memory_kind_of
+from gda.mesh import is_tracer, memory_kind_of, own_settings
 
 if TYPE_CHECKING:
     from gda.storage.tasks import Future
@@ -160,7 +160,7 @@ def settled(value: Any) -> Any:
     """Return the value of now of a ``jax.Ref``, which JAX may change later; others as they are."""
     if type(value) is not jax.Ref:
         return value
-    with jax.transfer_guard("allow"), jax.debug_nans(False), jax.debug_infs(False):
+    with own_settings():
         return value[...]
 
 
@@ -255,7 +255,7 @@ class _Shards(Source):
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         index = bounded(index, self.shape)
-        with jax.transfer_guard("allow"), jax.enable_x64(True):  # for the indices of elements
+        with own_settings(), jax.enable_x64(True):  # for the indices of elements
             parts = [
                 (common, _elements(data, within(common, start_of(box))))
                 for box, data in self._blocks
@@ -276,8 +276,7 @@ def _elements(block: jax.Array, index: Index) -> Any:
         return np.asarray(apart(block))[(*index, ...)]  # with the dots, also of a scalar a view
     if sizes_of(index) == block.shape:
         return block
-    with computing_on(block):
-        return block[index]
+    return block[index]
 
 
 def apart(data: jax.Array) -> jax.Array:

@@ -11,8 +11,7 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import check_reduced
-from gda.mesh import is_tracer
-from gda.multihost.settings import own_settings
+from gda.mesh import is_tracer, own_settings
 from gda.storage.sources import settled
 from gda.trees.leaves import are_keys, array_of, held_by, is_container, opened, with_paths
 

@@ -31,10 +31,10 @@ from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at, start_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
-from gda.mesh import Device, is_tracer
-from gda.multihost.settings import own_settings
+from gda.mesh import Device, is_tracer, own_settings
 from gda.storage.casts import Origin, cast_into, check_holds, holds
 from gda.storage.sources import (
+    apart,
     array_here,
     as_numpy,
     check_not_awaitable,
@@ -254,7 +254,8 @@ class BlockReader:
         if is_cast or len(value.devices()) > 1:
             with own_settings():
                 if len(value.devices()) > 1:
-                    value = jax.device_put(value, self._device)  # pyright: ignore
+                    # Apart, or JAX computes with it as with an array over all devices.
+                    value = apart(jax.device_put(value, self._device))  # pyright: ignore
                 if is_cast:
                     value, is_sole = self._cast(index, value), True
         self._check_dtype(index, value.dtype)

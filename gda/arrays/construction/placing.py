@@ -30,8 +30,8 @@ from gda.mesh import (
     mesh_and_spec,
     mesh_grid,
     named_sharding,
+    own_settings,
 )
-from gda.multihost.settings import own_settings
 
 
 def local_blocks_of(

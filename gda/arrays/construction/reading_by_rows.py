@@ -22,7 +22,7 @@ from gda.layout.cover import READ_BYTES, groups_within
 from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape
-from gda.multihost.settings import own_settings
+from gda.mesh import own_settings
 from gda.storage.options import Options
 from gda.storage.safetensors import SafetensorsTensor, place_of, read_together
 from gda.storage.tasks import Task, Transfer

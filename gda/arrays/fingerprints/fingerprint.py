@@ -24,9 +24,13 @@ from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Shape
-from gda.mesh import grid_of_array, processes_of, sharding_of
+from gda.mesh import (
+    grid_of_array,
+    own_settings,
+    processes_of,
+    sharding_of,
+)
 from gda.multihost.agreement import check_same_call, watching
-from gda.multihost.settings import own_settings
 
 # The most elements that NumPy sums up in this process, at once, if the devices are CPUs: to start a
 # program there takes longer, and to compile it much longer.

@@ -33,8 +33,7 @@ from gda.arrays.fingerprints.formula import (
 )
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import Device, sharding_of
-from gda.multihost.settings import own_settings
+from gda.mesh import Device, own_settings
 
 Made = TypeVar("Made")  # a tree of arrays
 
@@ -156,8 +155,7 @@ class PendingSums:
 def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
     """Return the sums of each block on its device, uint32 ``[LANES * blocks]``, not waited for."""
     run, arguments = prepared(blocks, starts)
-    with jax.set_mesh(sharding_of(arguments[0]).mesh):  # pyright: ignore[reportArgumentType]
-        sums = run(*arguments)
+    sums = run(*arguments)
     sums.copy_to_host_async()
     return sums
 
@@ -231,8 +229,7 @@ def placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> l
     """Return the keys of each block on its device: uint32 ``[LANES * blocks, ...]``."""
     of_blocks = [_keys_of(folding, start) for start in starts]
     together = jax.tree.map(lambda *keys: np.concatenate(keys), *of_blocks)
-    with jax.set_mesh(mesh):
-        return jax.device_put(together, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    return jax.device_put(together, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
 
 
 @lru_cache(maxsize=1024)

@@ -34,8 +34,7 @@ from gda.arrays.fingerprints.on_devices import (
 from gda.arrays.process_local import shards_by_position
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import local_positions, sharding_of
-from gda.multihost.settings import own_settings
+from gda.mesh import local_positions, own_settings, sharding_of
 
 # The most elements of a block that is summed up together with others; on CPU, a program without a
 # copy is quicker from about twice as many on.
@@ -106,8 +105,7 @@ def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
         folding = folding_of(first.block, width_of(first.array.dtype)[1])
         keys = placed_keys(mesh, folding, ((0,) * len(first.block),) * mesh.size)
     run = _program(mesh, folding, tuple([sharding_of(taken.array).spec for taken in bundle]))
-    with jax.set_mesh(mesh):
-        sums = run(keys, [taken.array for taken in bundle])
+    sums = run(keys, [taken.array for taken in bundle])
     sums.copy_to_host_async()
     return sums
 

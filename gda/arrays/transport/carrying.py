@@ -33,14 +33,13 @@ from gda.mesh import (
     local_positions,
     memory_kind_of,
     mesh_of_all,
-    mesh_on,
     named_sharding,
+    own_settings,
     processes_of,
     sharding_of,
 )
 from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
-from gda.multihost.settings import own_settings
 
 # The bytes of a round are still in the cache when a device unpacks them.
 ROUND_BYTES_ON_CPU = 8 * 1024 * 1024
@@ -214,8 +213,7 @@ class _MovingArray:
         for shard in self.relayout.array.addressable_shards:
             block, device = shard.data, shard.device
             if self._is_keys:
-                with jax.set_mesh(mesh_on(device)):
-                    block = jax.random.key_data(block)
+                block = jax.random.key_data(block)
             if block.sharding.memory_kind != device.default_memory().kind:
                 block = jax.device_put(block, SingleDeviceSharding(device))
             blocks[self.numbers[device]] = block
@@ -227,8 +225,7 @@ class _MovingArray:
         for device in self.new_devices:
             block = self.new[device]
             if self._is_keys:
-                with jax.set_mesh(mesh_on(device)):
-                    block = jax.random.wrap_key_data(block, impl=self._impl)
+                block = jax.random.wrap_key_data(block, impl=self._impl)
             if kind is not None:
                 block = jax.device_put(block, SingleDeviceSharding(device, memory_kind=kind))
             blocks.append(block)
@@ -345,7 +342,7 @@ class _Wave:
         ]
 
         def send() -> list[jax.Array]:
-            with own_settings(), jax.enable_x64(True), jax.set_mesh(self._mesh):
+            with own_settings(), jax.enable_x64(True):
                 arrays = [
                     jax.make_array_from_single_device_arrays(
                         (size * self._mesh.size,), exchange.sharding, buffers

@@ -33,12 +33,12 @@ from gda.mesh import (
     grid_of_array,
     memory_kind_of,
     mesh_and_spec,
+    own_settings,
     processes_of,
     sharding_of,
 )
 from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays, watching
 from gda.multihost.failure_watch import FailureWatch
-from gda.multihost.settings import own_settings
 
 _LEAST_PIECE_BYTES = 2**16
 # On CPU, NumPy moves 256 bytes in 0.2 ms, JAX in 0.2 to 0.7 ms, and carry in 2 ms.

@@ -18,7 +18,7 @@ from gda.arrays.buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 from gda.layout.dtype_names import width_of
 from gda.layout.indices import index_at
 from gda.layout.spec import Shape
-from gda.mesh import Device, mesh_on
+from gda.mesh import Device
 
 
 class HostStaging:
@@ -104,12 +104,10 @@ class DeviceStaging:
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
         (here,), (there,) = into.devices(), source.devices()
-        with jax.set_mesh(mesh_on(there)):  # that of the user has other devices
-            piece = _taken(source, start, _sizes_in(source, sizes))
+        piece = _taken(source, start, _sizes_in(source, sizes))
         if here != there:
             piece = jax.device_put(piece, here)
-        with jax.set_mesh(mesh_on(here)):
-            into = _filled(into, piece, at, _sizes_in(into, sizes))
+        into = _filled(into, piece, at, _sizes_in(into, sizes))
         if here != there:
             # Else pieces of copies that wait for their turn take up the memory.
             into.block_until_ready()

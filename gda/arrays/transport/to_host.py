@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from gda.arrays.transport.source_blocks import SourceBlock
-from gda.multihost.settings import own_settings
+from gda.mesh import own_settings
 from gda.storage.sources import apart
 
 K = TypeVar("K")

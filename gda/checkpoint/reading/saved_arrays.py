@@ -18,6 +18,7 @@ from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape
+from gda.mesh import own_settings
 from gda.storage.sources import HasReader, Source, Unreadable
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
@@ -109,7 +110,10 @@ def _value_of(leaf: Leaf, chunks: ChunkCache) -> Any:
     if leaf.key_impl is None and leaf.kind != "number":
         return lazy(source)
     data: Any = source.block(index_at((0,) * len(leaf.shape), leaf.shape))
-    return data[()] if leaf.key_impl is None else jax.random.wrap_key_data(data, impl=leaf.key_impl)
+    if leaf.key_impl is None:
+        return data[()]
+    with own_settings():
+        return jax.random.wrap_key_data(data, impl=leaf.key_impl)
 
 
 class OfOtherProcesses(Unreadable):

@@ -18,6 +18,7 @@ import numpy as np
 
 from gda.layout.boundary import public, set_module
 from gda.layout.strict_json import parse_json
+from gda.mesh import own_settings
 from gda.storage.orbax_runs.metadata import (
     ARRAYS,
     EMPTY,
@@ -207,7 +208,8 @@ def _value_of(leaf: OrbaxLeaf, data: np.ndarray[Any, Any], kind: str | None) -> 
         is_python = data.dtype.name in _OF_PYTHON and not data.ndim
         return data.item() if is_python else data[()]
     try:
-        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
+        with own_settings():
+            return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
     except (TypeError, ValueError) as error:
         return Unreadable(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
 

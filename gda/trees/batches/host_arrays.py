@@ -24,10 +24,15 @@ from gda.arrays.process_local import distinct_shards
 from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
-from gda.mesh import check_mesh, is_tracer, processes_of, sharding_of
+from gda.mesh import (
+    check_mesh,
+    is_tracer,
+    own_settings,
+    processes_of,
+    sharding_of,
+)
 from gda.multihost.agreement import checks_are_on, communicates, together
 from gda.multihost.descriptions import describe
-from gda.multihost.settings import own_settings
 from gda.trees.jit import constrain
 from gda.trees.leaves import array_of, grid_of_leaf, held_by
 from gda.trees.matching import SPECS, EntryKind, map_with_specs
@@ -228,8 +233,9 @@ def current_mesh() -> Mesh | None:
     # Over Explicit axes, JAX 0.8 omits a constraint that holds already.
     if steps and isinstance(mesh := steps[-1].params["sharding"].mesh, Mesh):
         return mesh
-    # That of jax.set_mesh has no devices there. In a trace it is compiled, but not run.
-    with own_settings():
+    # That of jax.set_mesh has no devices there. In a trace it is compiled, but not run. This needs
+    # the mesh of the user.
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
         if is_tracer(jax.numpy.zeros(())):
             return _probe.lower().compile().output_shardings.mesh
         return _probe().sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]

@@ -28,9 +28,9 @@ from gda.mesh import (
     memory_kind_of,
     mesh_grid,
     mesh_on,
+    own_settings,
     processes_of,
 )
-from gda.multihost.settings import own_settings
 from gda.storage.casts import Origin, cast
 from gda.trees.records.recorded_tree import ArrayLeaf, check_keys, key_ndim, saved_type
 
