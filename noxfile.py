@@ -56,6 +56,13 @@ def torture(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-n", "2", *trials, page, *session.posargs)
 
 
+@nox.session(python="3.13")
+def mutants(session: nox.Session) -> None:
+    """Change gda in 200 ways, one at a time, and run the tests that should see it; see the file."""
+    session.install("-e", ".[test]")
+    session.run("python", "tests/mutants.py", *session.posargs)
+
+
 @nox.session(python="3.11")
 def lint(session: nox.Session) -> None:
     """Check rules, format, layers, and the workflows in .github."""

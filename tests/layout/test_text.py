@@ -1,10 +1,23 @@
 """The one short notation of indices, processes and meshes."""
 
+import itertools
+import re
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from gda.layout.text import format_index, format_mesh, format_processes
+from gda.layout.text import (
+    MOST_NAMED,
+    format_bytes,
+    format_index,
+    format_mesh,
+    format_numbers,
+    format_processes,
+    join_some,
+    shortened,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,3 +44,68 @@ def test_an_index_can_be_pasted_into_numpy() -> None:
 def test_the_name_of_a_mesh_axis_does_nothing_to_a_terminal() -> None:
     assert format_mesh({"x": 4, "\x1b[2J": 2}) == "x=4,\\x1b[2J=2"
     assert format_mesh({}) == "no axes"
+
+
+UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB"]
+
+
+@example(1023)
+@example(1024)
+@given(st.integers(0, 2**75))
+def test_a_size_is_in_the_largest_unit_of_which_it_has_one(nbytes: int) -> None:
+    number, unit = format_bytes(nbytes).split()
+    size = 1024 ** UNITS.index(unit)
+    assert abs(float(number) * size - nbytes) <= (0.05 * size if size > 1 else 0)
+    assert nbytes >= size or not nbytes
+    assert nbytes < 1024 * size or unit == UNITS[-1]
+
+
+numbers_in_runs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=12).map(
+    lambda runs: [
+        number
+        for (_, length), end in zip(
+            runs, itertools.accumulate(sum(run) for run in runs), strict=True
+        )
+        for number in range(end - length, end)
+    ]
+)
+
+
+@given(
+    numbers_in_runs | st.builds(range, st.integers(0, 9), st.integers(10, 99), st.integers(1, 9))
+)
+def test_written_numbers_can_be_read_back(numbers: Sequence[int]) -> None:
+    numbers = [*numbers]
+    text = format_numbers(numbers)
+    found: list[list[int]] = []
+    for part in filter(None, text.split(", ")):
+        if more := re.fullmatch(r"… ([\d,]+) more", part):
+            assert len(numbers) == sum(map(len, found)) + int(more[1])
+            assert len(numbers) > 8
+            numbers = numbers[: sum(map(len, found))]
+            continue
+        first, _, last = part.removeprefix("… ").partition("-")
+        run = [*range(int(first), int(last or first) + 1)]
+        if part.startswith("… "):  # equal runs at equal distances
+            between = range(found[0][0], run[0], found[1][0] - found[0][0])
+            found = [[start + each for each in range(len(run))] for start in between]
+        found.append(run)
+    assert [*itertools.chain(*found)] == numbers
+    assert len(text.split(", ")) <= 16
+
+
+@given(st.lists(st.text("ab", max_size=4), min_size=1, max_size=12), st.integers(0, 40))
+def test_as_many_parts_are_shown_as_fit(parts: list[str], most: int) -> None:
+    fitting = [n for n in range(1, MOST_NAMED + 1) if len("; ".join(parts[:n])) <= most]
+    shown = parts[: max(fitting, default=1)]
+    more = [f"and {len(parts) - len(shown)} more"] if len(parts) > len(shown) else []
+    assert join_some(parts, most) == "; ".join([*shown, *more])
+
+
+@given(st.text("abc", max_size=20), st.integers(4, 20))
+def test_a_text_loses_its_middle_alone(text: str, most: int) -> None:
+    short = shortened(text, most)
+    assert min(len(text), most - 1) <= len(short) <= most
+    first, _, last = short.partition("…")
+    assert text.startswith(first)
+    assert text.endswith(last)

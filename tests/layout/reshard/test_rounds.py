@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gda import ReshardPlan, ShardGrid
@@ -155,6 +155,17 @@ def test_any_layout_becomes_any_other(case: Case, most: int, beside: tuple[int, 
     if leaves[0].key != leaves[1].key:
         del leaves[1], times[1]
     move_all(case, leaves, times, most)
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_what_leaves_a_process_for_others_is_what_they_expect(case: Case) -> None:
+    move = case.move()
+    leaving = [far for process in case.processes() for far in move.leaving(process)]
+    expected = [far for process in case.processes() for far in move.arriving(process)[1]]
+    assert sorted(leaving) == sorted(expected)
+    for piece, *_ in expected:
+        assert piece.source // case.per_process != piece.target // case.per_process
 
 
 @pytest.mark.parametrize(
