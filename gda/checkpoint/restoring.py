@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,8 +36,8 @@ from gda.checkpoint.shared_folders import note_of_folder
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import open_tree, recorded
 from gda.layout.boundary import set_module
-from gda.layout.cover import groups_within
-from gda.layout.indices import index_at
+from gda.layout.cover import Move, cover, groups_within
+from gda.layout.indices import index_at, sizes_of
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
     check_same_call,
@@ -48,13 +48,14 @@ from gda.multihost.agreement import (
 )
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
+from gda.storage.sources import source_of
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.leaves import are_keys
 from gda.trees.per_process import PerProcess, merged
-from gda.trees.records.arrivals import Arrival, NeededBlock
-from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
+from gda.trees.records.arrivals import Arrival
+from gda.trees.records.recorded_tree import Path, PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
 
 log = logging.getLogger("gda")
@@ -242,11 +243,9 @@ class _Restore:
         for leaf in wanted.per_process:
             wanted.values[leaf.path] = PerProcess(self._value_of(leaf, leaves[leaf.path]))
         options = options_for(self.store, self.options, least=4)
-        sizes = [each.passing_nbytes for each in wanted.arrivals]
-        for group in groups_within(wanted.arrivals, sizes, options.max_bytes):
+        for group in self._groups(options):
             self._allocate(group)
-            reads = [read for each in group for read in _reads(each, leaves[each.record.path])]
-            tasks.run(reads, options)
+            tasks.run([task for each in group for task in _reads(each, leaves)], options)
             _finish(group)
         return wanted.tree()
 
@@ -278,14 +277,8 @@ class _Restore:
 
         As many arrays at a time as the bound on memory allows.
         """
-        arrivals, manifest, together = self.wanted.arrivals, self.files.manifest, self.together
-        # The bytes that only pass through the host; memory that becomes an array needs no bound.
-        # The groups of processes that read together are the same.
-        sizes = [each.most_passing_nbytes if together else each.passing_nbytes for each in arrivals]
-        groups = [
-            (group, uses_of(group, manifest))
-            for group in groups_within(arrivals, sizes, options.max_bytes)
-        ]
+        manifest, together = self.files.manifest, self.together
+        groups = [(group, uses_of(group, manifest)) for group in self._groups(options)]
         chunks = [chunk for _, uses in groups for chunk in uses]
         if not together:  # before memory is allocated
             self.files.check_sizes(chunks, options)
@@ -300,6 +293,13 @@ class _Restore:
                     read_chunks(self.files, uses, options, arrived)
                 arrived(*uses)  # also those that other processes have read
                 _finish(group)
+
+    def _groups(self, options: Options) -> list[list[Arrival]]:
+        """Return the arrays in groups, the same in all processes that read together."""
+        # The bytes that only pass through the host; memory that becomes an array needs no bound.
+        every, together = self.wanted.arrivals, self.together
+        sizes = [each.most_passing_nbytes if together else each.passing_nbytes for each in every]
+        return [*groups_within(every, sizes, options.max_bytes)]
 
     def _allocate(self, group: Sequence[Arrival]) -> None:
         buffers = Buffers(sum(len(arrival.needed) for arrival in group))
@@ -318,21 +318,26 @@ class _Restore:
             exchange(shared.sent, shared.memory, watch)
 
 
-def _reads(arrival: Arrival, leaf: Any) -> Iterator[tasks.Task]:
-    """Yield the reads of the blocks of an array from the leaf of an opened tree."""
+def _reads(arrival: Arrival, leaves: Mapping[Path, Any]) -> Iterator[tasks.Task]:
+    """Yield the reads of the blocks of an array of an opened tree: what they share is read once."""
+    leaf, itemsize = leaves[arrival.record.path], arrival.record.dtype.itemsize
     source = jax.random.key_data(leaf) if are_keys(leaf) else leaf
+    chunks, box_bytes = source_of(source).chunks, source_of(source).read_bytes
 
-    def read(block: NeededBlock) -> Any:
+    def read(move: Move) -> Any:
         with noting_path(arrival.record.path):
-            return np.asarray(source[index_at(block.start, block.shape)])
+            return np.asarray(source[move.box])
 
-    def fill(block: NeededBlock, data: Any) -> None:
-        assert block.number is not None
-        arrival.blocks[block.number][index_at((0,) * data.ndim, data.shape)] = data
+    def fill(move: Move, box: Any) -> None:
+        for part in move.parts:
+            arrival.blocks[part.block][part.in_block] = box[part.in_box]
 
-    for block in arrival.needed:
-        nbytes = math.prod(block.shape) * arrival.record.dtype.itemsize
-        yield tasks.Task(nbytes, functools.partial(read, block), functools.partial(fill, block))
+    blocks = {n: index_at(each.start, each.shape) for n, each in enumerate(arrival.needed)}
+    shape = arrival.record.shape
+    for moves in cover(blocks, shape, chunks, itemsize, box_bytes=box_bytes, splits_blocks=False):
+        for move in moves:
+            nbytes = math.prod(sizes_of(move.box)) * itemsize
+            yield tasks.Task(nbytes, functools.partial(read, move), functools.partial(fill, move))
 
 
 def _finish(group: Sequence[Arrival]) -> None:

@@ -29,6 +29,7 @@ from gda.checkpoint import PerProcess, Run
 from gda.checkpoint.converting import convert
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.storage.stores.opening import open_store
+from gda.storage.views.lazy import LazyArray
 
 
 def state_of(steps: int, mesh: Any, spec: P) -> Any:
@@ -172,6 +173,25 @@ def test_keys_of_a_part_and_of_specs_are_those_of_the_program(tmp_path: Path) ->
     np.testing.assert_array_equal(weight, np.arange(4.0))
     loaded = gda.load_tree(gda.storage.open_orbax(tmp_path / "run"), mesh, {"layers": {0: P("x")}})
     np.testing.assert_array_equal(loaded["layers"]["0"]["w"], np.arange(4.0))
+
+
+def test_a_chunk_that_blocks_share_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "run", {"w": jnp.asarray(data)})
+    reads: list[Any] = []
+    getitem = LazyArray.__getitem__
+
+    def counted(self: LazyArray, index: Any) -> Any:
+        reads.append(index)
+        return getitem(self, index)
+
+    monkeypatch.setattr(LazyArray, "__getitem__", counted)
+    columns = gda.checkpoint.restore(tmp_path / "run", mesh=mesh_of({"x": 8}), specs=P(None, "x"))
+    np.testing.assert_array_equal(columns["w"], data)
+    assert len(reads) == 1
 
 
 def test_a_key_of_a_number_and_its_text_stay_two_leaves(tmp_path: Path) -> None:
