@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,10 +69,9 @@ class Keeper:
     owner: Owner | None = None
     last_seconds: float = 0
     _hooks: dict[int, Future[Any]] = field(default_factory=dict)  # calls of on_complete, by step
+    # Of folders that were taken out, by name: a thread removes them, one after the other.
+    _removals: dict[str, Future[Any]] = field(default_factory=dict)
     _knows_best: bool = False  # True after a look for the metric of keep_best
-
-    def __post_init__(self) -> None:
-        self._removals = _Removals(self.folder)
 
     def own(self, only: int | None, resumes: bool) -> tuple[str, list[tuple[int, str]]]:
         """Become the owner of the folder, and clean it.
@@ -86,7 +85,7 @@ class Keeper:
         owner = self._claimed()
         # In the background: the others wait for this process.
         left = self._left_over(owner)
-        self._removals.remove(left, owner)
+        self._remove(left, owner)
         # Until it was no longer the owner, another program may have completed a step.
         steps, there = self._steps(only, resumes), self.folder.listed()
         for each in there.values():
@@ -149,8 +148,7 @@ class Keeper:
                 if error.errno not in _FULL or former is None:
                     raise
                 # The files of a killed save may fill the disk.
-                for name in self._left_over(former):
-                    _remove_rest(self.folder, name)
+                _remove_rests(self.folder, self._left_over(former))
                 self.owner = self.folder.claim(self.rules.best)
         ends = self.folder.check_owner(self.owner).ends
         if ends is not None:  # of a rollback that was killed, or failed
@@ -187,7 +185,7 @@ class Keeper:
                     raise
             # In this order: after a kill, the rollback is still to be done, or it is done.
             log.warning("the disk of %s is full: step %d is removed first", self.folder.url, number)
-            _remove_rest(self.folder, self.folder.take_out(later[number].name))
+            _remove_rests(self.folder, [self.folder.take_out(later[number].name)])
             removed.append(number)
         return removed
 
@@ -207,12 +205,8 @@ class Keeper:
             before = [of for *pair, of in owner.rolled_back if pair == [step, newest]]
             if before and before != [self.folder.identity(later[newest].name)]:
                 log.info(
-                    "%s was rolled back from step %d to step %d before; the step %d that was saved "
-                    "after that stays: gda rollback removes it",
-                    self.folder.url,
-                    newest,
-                    step,
-                    newest,
+                    f"{self.folder.url} was rolled back from step {newest} to step {step} before; "
+                    f"the step {newest} that was saved after that stays: gda rollback removes it"
                 )
                 return {}
         if held := [number for number, each in later.items() if each.is_held]:
@@ -230,13 +224,10 @@ class Keeper:
         self.folder.set_ends(owner, last, done)
         rests = [self.folder.take_out(each.name) for each in later.values()]
         self.folder.set_ends(owner, None)
-        self._removals.remove(rests, owner)
+        self._remove(rests, owner)
+        removed, seconds = _steps(later) if later else "no step", time.monotonic() - begun
         log.info(
-            "rolled %s back to step %d: removed %s, in %.1f s",
-            self.folder.url,
-            last,
-            _steps(later) if later else "no step",
-            time.monotonic() - begun,
+            f"rolled {self.folder.url} back to step {last}: removed {removed}, in {seconds:.1f} s"
         )
         return [*later]
 
@@ -245,13 +236,9 @@ class Keeper:
         if self.last_seconds <= seconds_left:
             return True
         log.warning(
-            "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; the "
-            "steps after %d are lost",
-            number,
-            self.folder.url,
-            self.last_seconds,
-            max(seconds_left, 0),
-            before or 0,
+            f"step {number} of {self.folder.url} is not saved: a save takes "
+            f"{self.last_seconds:.1f} s, and {max(seconds_left, 0):.1f} s of grace are left; the "
+            f"steps after {before or 0} are lost"
         )
         return False
 
@@ -260,7 +247,7 @@ class Keeper:
         owner, number = self._claimed(), step.number
         step.metrics = begun_to_fetch(step.metrics)
         self._look_for_best(step)
-        self._removals.wait_for(name_of(number))
+        self._wait_for_removal(name_of(number))
         folders = self.folder.listed({number, number if before is None else before})
         there = folders.get(number)
         if there is not None and (there.is_complete or there.name == name_of(number)):
@@ -279,12 +266,9 @@ class Keeper:
                 f"it has {join_some([*map(repr, step.metrics)])}" if step.metrics else "it has none"
             )
             log.warning(
-                "step %d of %s has no metric %r, by which keep_best keeps steps; %s. Give it to "
-                "run.save(..., metrics=), or to run.record before the step is removed",
-                step.number,
-                self.folder.url,
-                best[0],
-                has,
+                f"step {step.number} of {self.folder.url} has no metric {best[0]!r}, by which "
+                f"keep_best keeps steps; {has}. Give it to run.save(..., metrics=), or to "
+                "run.record before the step is removed"
             )
 
     def _make_way(self, there: StepFolder, owner: Owner) -> None:
@@ -300,8 +284,8 @@ class Keeper:
         is_nothing = there.is_nothing and (is_remote or BEGUN not in there.files)
         is_left = is_nothing or self.folder.is_left_over(there, owner)
         if is_left or (is_remote and there.is_set_aside):
-            self._removals.remove([self.folder.take_out(there.name)], owner)
-            self._removals.wait_for(there.name)
+            self._remove([self.folder.take_out(there.name)], owner)
+            self._wait_for_removal(there.name)
         elif there.is_without_manifest and not is_remote:
             aside = self.folder.set_aside(there.name, "it has no manifest")
             log.warning(
@@ -329,17 +313,12 @@ class Keeper:
         self.last_seconds = seconds - step.waited
         slowest = max(range(len(written.seconds)), key=written.seconds.__getitem__)
         log.info(
-            "saved step %d of %s: the loop waited %.3f s, of them %.3f s for the save before; "
-            "complete after %.1f s; %s written, %s linked; process %d was slowest, %.1f s",
-            step.number,
-            self.folder.url,
-            free_since - step.begun,
-            step.waited,
-            seconds,
-            format_bytes(written.nbytes - written.nbytes_linked),
-            format_bytes(written.nbytes_linked),
-            slowest,
-            written.seconds[slowest],
+            f"saved step {step.number} of {self.folder.url}: the loop waited "
+            f"{free_since - step.begun:.3f} s, of them {step.waited:.3f} s for the save before; "
+            f"complete after {seconds:.1f} s; "
+            f"{format_bytes(written.nbytes - written.nbytes_linked)} written, "
+            f"{format_bytes(written.nbytes_linked)} linked; process {slowest} was slowest, "
+            f"{written.seconds[slowest]:.1f} s"
         )
         if self.on_complete is not None:
             self._hooks = {n: each for n, each in self._hooks.items() if not each.done()}
@@ -376,7 +355,7 @@ class Keeper:
                         )
             if removed:
                 log.info("removed %s of %s", _steps(removed), self.folder.url)
-                self._removals.remove([*removed.values()], owner)
+                self._remove([*removed.values()], owner)
         except Exception as error:
             log.warning("old steps of %s were not removed: %s", self.folder.url, error)
 
@@ -387,7 +366,7 @@ class Keeper:
             return False
         self.folder.check_owner(self.owner)
         if not there.is_complete and self.folder.is_left_over(there, self.owner):
-            self._removals.remove([self.folder.take_out(there.name)], self.owner)
+            self._remove([self.folder.take_out(there.name)], self.owner)
         return there.is_complete
 
     def _call_hook(self, hook: Callable[[int, Any], object], number: int) -> None:
@@ -402,69 +381,45 @@ class Keeper:
         wait(self._hooks.values(), seconds)
         for number in sorted(n for n, call in self._hooks.items() if not call.done()):
             log.warning(
-                "on_complete of step %d of %s still runs after a wait of %.1f s; if the program "
-                "ends now, it is killed. Give the run a longer grace",
-                number,
-                self.folder.url,
-                seconds,
+                f"on_complete of step {number} of {self.folder.url} still runs after a wait of "
+                f"{seconds:.1f} s; if the program ends now, it is killed. Give the run a longer "
+                "grace"
             )
         if self._hooks:  # their steps were kept
             self._remove_old()
-        self._removals.wait(max(0.0, limit - time.monotonic()))
-
-
-# The removal of steps.
-
-
-class _Removals:
-    """The folders of one run that a thread removes, one after the other; failures are logged."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._last: Future[Any] | None = None
-        self._waiting: set[str] = set()
-
-    def remove(self, names: Sequence[str], owner: Owner) -> None:
-        """Remove in the background what was taken out of the listing."""
-        # Each once: a step that was removed may be saved again before a second removal.
-        if names := [name for name in names if name not in self._waiting]:
-            self._waiting.update(names)
-            work = partial(self._remove, names, owner)
-            self._last = in_thread("gda-remove", work, self._last)
-
-    def _remove(self, names: Sequence[str], owner: Owner) -> None:
-        for name in names:
-            _remove_rest(self._folder, name, owner)
-        self._waiting.difference_update(names)
-
-    def wait_for(self, name: str) -> None:
-        """Wait until a step is removed that is to be saved again, in an object store."""
-        if name in self._waiting and self._last is not None:
-            wait([self._last])
-
-    def wait(self, seconds: float) -> None:
-        """Wait until all is removed, or so long; log what is left."""
-        if self._last is not None:
-            wait([self._last], seconds)
-        if left := [*self._waiting]:
+        wait(self._removals.values(), max(0.0, limit - time.monotonic()))
+        if left := sum(not each.done() for each in self._removals.values()):
             log.warning(
                 "%s of %s are still being removed; the next resume removes what is left",
-                counted(len(left), "folder"),
-                self._folder.url,
+                counted(left, "folder"),
+                self.folder.url,
             )
 
+    def _remove(self, names: Iterable[str], owner: Owner) -> None:
+        """Remove in the background what was taken out of the listing."""
+        running = {name: each for name, each in self._removals.items() if not each.done()}
+        # Each once: a step that was removed may be saved again before a second removal.
+        if names := [name for name in names if name not in running]:
+            work, last = partial(_remove_rests, self.folder, names, owner), [*running.values()][-1:]
+            removal = in_thread("gda-remove", work, *last)
+            self._removals = running | dict.fromkeys(names, removal)
 
-def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> None:
-    """Remove a folder that was taken out; log if that fails."""
-    try:
-        folder.remove_rest(name, owner)
-    except Exception as error:
-        log.warning(
-            "%s/%s is no longer used and could not be removed: %s; the next resume tries again",
-            folder.url,
-            name,
-            error,
-        )
+    def _wait_for_removal(self, name: str) -> None:
+        """Wait until a step is removed that is to be saved again, in an object store."""
+        if name in self._removals:
+            wait([self._removals[name]])
+
+
+def _remove_rests(folder: RunFolder, names: Iterable[str], owner: Owner | None = None) -> None:
+    """Remove folders that were taken out; log what fails."""
+    for name in names:
+        try:
+            folder.remove_rest(name, owner)
+        except Exception as error:
+            log.warning(
+                f"{folder.url}/{name} is no longer used and could not be removed: {error}; the "
+                "next resume tries again"
+            )
 
 
 def _steps(numbers: Iterable[int]) -> str:

@@ -575,15 +575,15 @@ class Run:
 
     def _is_new(self, number: int) -> bool:
         """Return False for a step that was saved or resumed; raise if it is below the newest."""
+        if self._newest is None or number > self._newest:
+            return True
         if number in self._steps:
             return False
-        if self._steps and number < self._steps[-1]:
-            raise ValueError(
-                f"step {number} is below step {self._newest}, the newest of {self._folder.url}: "
-                f"to go back, call run.rollback(step, newest={self._newest}) with a step that is "
-                "saved, and resume"
-            )
-        return True
+        raise ValueError(
+            f"step {number} is below step {self._newest}, the newest of {self._folder.url}: to go "
+            f"back, call run.rollback(step, newest={self._newest}) with a step that is saved, and "
+            "resume"
+        )
 
     # A save.
 
@@ -639,8 +639,7 @@ class Run:
         shared = (*_SHARED, DisagreementError)
         try:
             with ExitStack() as stack:
-                stack.enter_context(save)
-                begun, told = save.begin_if(
+                begun, told = stack.enter_context(save).begin_if(
                     decide, failure is not None, state, self._timeout, shared
                 )
                 self._hear_end(told["end"], failure, logs_errors)

@@ -901,8 +901,7 @@ def test_close_waits_once_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         time.sleep(0.1)
 
     run, _ = resumed(tmp_path, grace=5)
-    monkeypatch.setattr(keeper, "wait", slowly)  # for on_complete
-    monkeypatch.setattr(run._keeper._removals, "wait", waits.append)
+    monkeypatch.setattr(keeper, "wait", slowly)  # for on_complete, then for removals
     run.close()
     assert waits[0] == 5
     assert waits[1] <= 4.9
