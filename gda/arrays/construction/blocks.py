@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import getweakrefcount
 
@@ -23,11 +23,11 @@ import numpy as np
 
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
+from gda.arrays.construction.placing import Block, LocalBlocks
 from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, requested_dtype
 from gda.arrays.liveness import called_for_data, deleted_error, traced_error
-from gda.arrays.weak_types import is_weak
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
-from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at, start_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
@@ -41,9 +41,6 @@ from gda.storage.sources import (
     held_by_several_error,
     settled,
 )
-
-Block = np.ndarray[Any, Any] | jax.Array
-
 
 # Blocks from this size on go to an accelerator one by one, and smaller ones together: for each, the
 # calls of JAX take as long as a transfer of this size.
@@ -78,9 +75,10 @@ class BlockReader:
     Args:
       dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
       copy: as in ``GlobalArray.from_callback``.
-      device: where a ``jax.Array`` goes that is spread over several devices.
-      align: copy unaligned blocks into aligned memory also where they could be adopted.
-      borrows: return large blocks that other code can reach as ``BorrowedBlock``, without a copy.
+      always_align: on CPU copy unaligned blocks also where each is on one device.
+      borrows: return large blocks that other code can reach as ``BorrowedBlock``, without a copy,
+        where they are sent to an accelerator.
+      is_weak: True if the data has a weak type, which its blocks may have lost.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -91,34 +89,54 @@ class BlockReader:
 
     def __init__(
         self,
-        grid: ShardGrid,
+        plan: LocalBlocks,
         dtype: Any = None,
         copy: bool | None = None,
-        device: Device | None = None,
-        count: int = 1,
-        align: bool = False,
+        *,
         fill: object = 0,
+        always_align: bool = False,
         borrows: bool = False,
+        is_weak: bool = False,
     ) -> None:
         if copy is not None and copy is not True and copy is not False:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
-        self.grid = grid
-        self.shape = grid.shard_shape
+        self.plan, self.grid = plan, plan.grid
+        self.shape = plan.grid.shard_shape
         self.wanted_dtype = None if dtype is None else requested_dtype(dtype)
         self.dtype = None if self.wanted_dtype is None else jax_dtype(self.wanted_dtype)
         self.copy = copy
+        self._is_weak = is_weak
         self._has_weak = self._has_strong = False  # blocks
-        self._device = device
-        self._count = count
-        self._align = align and copy is None
-        self._borrows = borrows and copy is None
+        aligns = plan.needs_alignment or (always_align and plan.platform == "cpu")
+        self._align = aligns and copy is None
+        is_sent = plan.places_early and plan.is_in_default_memory
+        self._borrows = borrows and is_sent and copy is None
         self._buffers: Buffers | None = None
         self._fill = fill
 
-    @property
-    def is_weak(self) -> bool:
-        """True if all blocks so far were of a weak type, and no dtype was asked for."""
-        return self._has_weak and not self._has_strong and self.wanted_dtype is None
+    def place(self, blocks: Sequence[Block]) -> jax.Array:
+        """Build the array of the blocks that were read, one for each distinct index."""
+        return self.typed(self.plan.place(blocks, self.dtype, self.padding))
+
+    def typed(self, array: jax.Array) -> jax.Array:
+        """Return the array of the blocks with a weak type if the data, or all blocks, had one."""
+        is_weak = self._is_weak or (self._has_weak and not self._has_strong)
+        return weakly_typed(array) if is_weak and self.wanted_dtype is None else array
+
+    def assemble(
+        self, buffers: Sequence[object], expected: Sequence[Device], what: str, order: str
+    ) -> jax.Array:
+        """Put single-device arrays together; messages name them ``what``, devices ``order``."""
+        plan = self.plan
+        given = {
+            device: _array_on(device, buffer, f"{what}[{i}]", order)
+            for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True))
+        }
+        arrays: dict[Device, Any] = {}
+        for device, index in zip(plan.devices, plan.indices, strict=True):
+            self._see_type(given[device])
+            arrays[device] = self.settle_jax(index, given[device], is_sole=True)
+        return self.typed(plan.joined(arrays, self.dtype))
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, each settled before the next call."""
@@ -131,8 +149,7 @@ class BlockReader:
         index: Index = ()
         try:
             for index in indices:
-                value: Any = callback(index)
-                references = sys.getrefcount(value) + getweakrefcount(value)
+                value, references = _called(callback, index)
                 # The usual block first: in a loop over batches every microsecond here is felt.
                 if (
                     references <= _ONE_REFERENCE
@@ -196,10 +213,7 @@ class BlockReader:
         is_sole = references <= _ONE_REFERENCE
         if type(value) is not np.ndarray:
             value = settled(value)
-            if is_weak(value):
-                self._has_weak = True
-            else:
-                self._has_strong = True
+            self._see_type(value)
             if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
                 is_sole = False
@@ -220,6 +234,12 @@ class BlockReader:
         self._has_strong = True
         return self._from_numpy(index, value, is_sole and _owns_memory(value))
 
+    def _see_type(self, value: object) -> None:
+        if is_weak(value):
+            self._has_weak = True
+        else:
+            self._has_strong = True
+
     def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
         """Return a buffer of ``empty`` that was filled and will not be written to any more."""
         return self._from_numpy(index, buffer, sole=True)
@@ -230,8 +250,8 @@ class BlockReader:
         with self._lock:
             if self._buffers is None:
                 # Elsewhere a buffer is free when its block was sent.
-                are_kept = self._device is None or self._device.platform == "cpu"
-                self._buffers = Buffers(self._count, are_kept)
+                are_kept = self.plan.platform in ("", "cpu")
+                self._buffers = Buffers(len(self.plan.distinct), are_kept)
             return self._buffers.empty(shape, dtype)
 
     def padding(self) -> Block:
@@ -255,7 +275,7 @@ class BlockReader:
             with own_settings():
                 if len(value.devices()) > 1:
                     # Apart, or JAX computes with it as with an array over all devices.
-                    value = apart(jax.device_put(value, self._device))  # pyright: ignore
+                    value = apart(jax.device_put(value, self.plan.devices[0]))
                 if is_cast:
                     value, is_sole = self._cast(index, value), True
         self._check_dtype(index, value.dtype)
@@ -355,11 +375,23 @@ def _origin(index: Index, is_narrowed: bool = False) -> Origin:
     )
 
 
-def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
-    """Return an array in a dtype of JAX, its values checked as those of a block."""
-    grid = ShardGrid(data.shape, {}, ())
-    (block,) = BlockReader(grid, dtype, copy).read(lambda index: data[index], grid.indices())
-    return np.asarray(block)
+def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
+    if is_tracer(buffer):
+        raise traced_error(name)
+    if not isinstance(buffer, jax.Array):
+        raise TypeError(
+            f"{name} is a {type(buffer).__name__}, not a jax.Array on {device}; put it there with "
+            "jax.device_put, or use from_callback for host data"
+        )
+    if buffer.is_deleted():
+        raise deleted_error(buffer, f"{name}, a jax.Array")
+    if buffer.devices() != {device}:
+        on = ", ".join(sorted(map(str, buffer.devices())))
+        raise ValueError(
+            f"{name} is on {on}; expected is {device}. Put one array on each device, in the "
+            f"order of {order}"
+        )
+    return buffer
 
 
 def is_on_cpu(array: jax.Array) -> bool:
@@ -373,15 +405,13 @@ def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
     return value.flags.owndata if base is None else type(base) is OwnedMemory
 
 
-def _count_one_reference() -> int:
-    counts: list[int] = []
-    reader = BlockReader(ShardGrid((0,), {}, ()))
-    reader.settle = lambda index, value, references: counts.append(references) or np.empty(0)
-    reader.read(lambda _: np.empty(0), [()])
-    return counts[0]
+def _called(callback: Callable[[Index], object], index: Index) -> tuple[Any, int]:
+    """Return what a callback returns, and the number of references to it."""
+    value = callback(index)
+    references = sys.getrefcount(value) + getweakrefcount(value)
+    return value, references
 
 
-# The result of `sys.getrefcount` in `BlockReader.read` for a value without other references, 1 or 2
-# by the version of Python. A debugger may hold one more, which `min` leaves out.
-_ONE_REFERENCE = -1
-_ONE_REFERENCE = min(_count_one_reference(), 2)
+# The number for a value without other references, 1 or 2 by the version of Python. A debugger may
+# hold one more, which `min` leaves out.
+_ONE_REFERENCE = min(_called(lambda _: np.empty(0), ())[1], 2)

@@ -13,14 +13,13 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, is_on_cpu
+from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, is_on_cpu
 from gda.arrays.construction.pending import PendingArray, pending_array_of_source
-from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
+from gda.arrays.construction.placing import Block, LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading import ReadsOfArray, read_all
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import called_for_data
-from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike, is_tracer
@@ -51,13 +50,12 @@ def array_from_callback(
         raise ValueError("copy= is for blocks that the callback returns; omit it with into=True")
     if options is None and (not plan.places_early or _is_small(plan)):
         # Nothing overlaps here, so all blocks are read in a row and placed at once.
-        reader = plan.reader(dtype, copy, fill=fill)
+        reader = BlockReader(plan, dtype, copy, fill=fill)
         read = reader.fill if into else reader.read
-        array = plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
-        return weakly_typed(array) if reader.is_weak else array
-    reader = plan.reader(dtype, copy, fill=fill, borrows=True)
+        return reader.place(read(data_callback, plan.distinct))
+    reader = BlockReader(plan, dtype, copy, fill=fill, borrows=True)
     read = partial(reader.fill if into else reader.read, data_callback)
-    pending = PendingArray(plan, reader, read)
+    pending = PendingArray(reader, read)
     read_all([ReadsOfArray(pending)], options or Options(), "from_callback")
     return pending.array()
 
@@ -101,7 +99,7 @@ def array_from_batched_callback(
     copy: bool | None = None,
 ) -> jax.Array:
     plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
-    reader = plan.reader(dtype, copy)
+    reader = BlockReader(plan, dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
         found = called_for_data(data_callback, list(plan.indices))
@@ -109,8 +107,7 @@ def array_from_batched_callback(
         del found  # of whose blocks the reader may be the only holder
         blocks = reader.read(lambda _: next(returned), plan.distinct)
         next(returned, None)  # looks at the last replicas
-    array = plan.place(blocks, reader.dtype)
-    return weakly_typed(array) if reader.is_weak else array
+    return reader.place(blocks)
 
 
 @checked("GlobalArray.from_batched_callback_with_devices")
@@ -122,14 +119,14 @@ def array_from_batched_callback_with_devices(
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
     plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
-    reader = plan.reader(dtype, None)
+    reader = BlockReader(plan, dtype)
     request = list(zip(plan.distinct, plan.holders, strict=True))
     buffers: list[Any] = []
     if request:
         buffers = _as_list(data_callback(request), len(plan.devices), "device")
     expected = [device for _, devices in request for device in devices]
     order = "the devices that the callback was given"
-    return plan.assemble(buffers, expected, reader, "the callback's array", order)
+    return reader.assemble(buffers, expected, "the callback's array", order)
 
 
 @communicates("GlobalArray", if_checked())
@@ -147,9 +144,9 @@ def array_from_device_buffers(
     plan.check_dtype_is_known(dtype)
     order = "mesh.local_devices"
     buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
-    wanted = plan.reader(dtype, None)
-    reader = plan.reader(None, None) if buffers else wanted
-    array = plan.assemble(buffers, plan.devices, reader, "device_buffers", order)
+    wanted = BlockReader(plan, dtype)
+    reader = BlockReader(plan) if buffers else wanted
+    array = reader.assemble(buffers, plan.devices, "device_buffers", order)
     if wanted.dtype is not None and array.dtype != wanted.dtype:
         raise TypeError(
             f"device_buffers have dtype {array.dtype}, not {wanted.dtype}; give that dtype, or "

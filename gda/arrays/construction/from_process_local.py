@@ -15,14 +15,14 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
-from gda.arrays.construction.blocks import Block, BlockReader, as_one_block, is_on_cpu
-from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
-from gda.arrays.dtypes import KEPT_DTYPES, is_extended
+from gda.arrays.construction.blocks import BlockReader, is_on_cpu
+from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
+from gda.arrays.dtypes import KEPT_DTYPES, is_extended, narrowed_dtype
 from gda.arrays.liveness import deleted_error, kind_error, traced_error
 from gda.arrays.process_local import local_sharding
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
-from gda.arrays.weak_types import is_weak, weakly_typed
+from gda.arrays.weak_types import is_weak
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_reduced, check_shape
 from gda.mesh import (
@@ -35,6 +35,7 @@ from gda.mesh import (
     view_of,
 )
 from gda.multihost.agreement import checked
+from gda.storage.casts import Origin, cast_into
 
 
 @checked("GlobalArray.from_process_local", reads=False)
@@ -67,16 +68,14 @@ def array_from_process_local(
         batch.pending.append(array)
         return array
     whole.check_dtype_is_known(dtype)
-    reader = whole.reader(dtype, copy)
+    reader = BlockReader(whole, dtype, copy, is_weak=is_weak(local))
     if not whole.devices:
         return whole.place([], reader.dtype)
     if is_extended(local.dtype):
         if reader.wanted_dtype not in (None, local.dtype):
             raise reader.keys_error(whole.indices[0], local.dtype)
         return _from_key_data(local, mesh, spec, global_shape)
-    array = _placed(local, plan, reader, batch)
-    loses_weak = dtype is None and is_weak(local) and not is_weak(array)
-    return weakly_typed(array) if loses_weak else array
+    return _placed(local, plan, reader, batch)
 
 
 def _placed(
@@ -85,7 +84,7 @@ def _placed(
     whole = plan.whole
     if isinstance(local, jax.Array):
         if plan.sharding is not None and _stays_on_devices(local):
-            return _from_pieces(local, plan.sharding, whole, reader)
+            return _from_pieces(local, plan.sharding, reader)
         # On the CPU this is the memory of the array, which is not for others to keep.
         local, reader.copy = np.asarray(local), reader.copy or None
     if reader.wanted_dtype is None and type(local) is np.ndarray:
@@ -94,9 +93,9 @@ def _placed(
         except (TypeError, ValueError):
             pass  # reported below, with index and element
         else:
-            return whole.place(blocks, local.dtype)
+            return reader.typed(whole.place(blocks, local.dtype))
     take = iter(plan.indices).__next__
-    return whole.place(reader.read(lambda _: local[take()], whole.distinct), reader.dtype)
+    return reader.place(reader.read(lambda _: local[take()], whole.distinct))
 
 
 class BatchBuffers:
@@ -177,8 +176,11 @@ def _blocks_at_once(
     Raises if JAX does not have the dtype, or if a value does not fit the one that it has.
     """
     is_done = copy is False
-    if local.dtype not in KEPT_DTYPES:
-        local = as_one_block(local, None, copy)
+    final = narrowed_dtype(local.dtype, "local data of dtype ")
+    if local.dtype != final:
+        narrowed = Buffers(count=1).empty(local.shape, final)
+        cast_into(narrowed, local, Origin.of_block("local data", (0,) * local.ndim))
+        local = narrowed
         is_done = is_done or (plan.is_in_rows and not local.nbytes % plan.alignment)
     if is_done:
         return [local[index] for index in plan.indices]
@@ -232,15 +234,14 @@ def _stays_on_devices(local: jax.Array) -> bool:
     return not (is_narrowed or is_on_cpu(local))
 
 
-def _from_pieces(
-    local: jax.Array, sharding: NamedSharding, whole: LocalBlocks, reader: BlockReader
-) -> jax.Array:
+def _from_pieces(local: jax.Array, sharding: NamedSharding, reader: BlockReader) -> jax.Array:
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
         relayout = Relayout(local, mesh_and_spec(sharding, None))
         (local,) = reshard_all([relayout], "from_process_local")
     pieces = {shard.device: shard.data for shard in local.addressable_shards}
-    buffers = [pieces[device] for device in whole.devices]
-    return whole.assemble(buffers, whole.devices, reader, "the local data", "mesh.local_devices")
+    devices = reader.plan.devices
+    buffers = [pieces[device] for device in devices]
+    return reader.assemble(buffers, devices, "the local data", "mesh.local_devices")
 
 
 def _from_key_data(

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, BorrowedBlock
-from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
+from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, BorrowedBlock
+from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
 from gda.arrays.dtypes import is_extended, narrowed_dtype
-from gda.arrays.weak_types import is_weak, weakly_typed
+from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
@@ -32,25 +32,21 @@ class PendingArray:
       dtype: of what is read, if that is known.
       options: of the reads of a source; ``None`` for one in memory, whose blocks ``read`` returns.
       note: adds to an error which array it was.
-      is_weak: True for an array of a weak type.
       key_impl: of an array of PRNG keys, whose data the source has.
     """
 
     def __init__(
         self,
-        plan: LocalBlocks,
         reader: BlockReader,
         read: Callable[[list[Index]], list[Block]],
         source: Source | None = None,
         dtype: np.dtype[Any] | None = None,
         note: Callable[[Exception], object] = lambda _: None,
         options: Options | None = None,
-        is_weak: bool = False,
         key_impl: Any = None,
     ) -> None:
-        self.plan = plan
+        self.plan = plan = reader.plan
         self._key_impl = key_impl
-        self._is_weak = is_weak
         self.reader, self._read, self.source = reader, read, source
         self.dtype = dtype
         self._note, self.options = note, options
@@ -74,7 +70,7 @@ class PendingArray:
         array = self._array()
         if self._key_impl is not None:
             return jax.random.wrap_key_data(array, impl=self._key_impl)
-        return weakly_typed(array) if self._is_weak or self.reader.is_weak else array
+        return self.reader.typed(array)
 
     def _array(self) -> jax.Array:
         if self._whole is not None:
@@ -189,7 +185,14 @@ def pending_array_of_source(
         )
     found = source_of(source)
     plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
-    reader = plan.reader(dtype, None, fill=fill, always_align=True, borrows=True)
+    reader = BlockReader(
+        plan,
+        dtype,
+        fill=fill,
+        always_align=True,
+        borrows=True,
+        is_weak=is_weak(source),
+    )
     raw, wanted = found.dtype, reader.wanted_dtype
     if is_raw(raw) and wanted is not None and wanted.itemsize != raw.itemsize:
         raise TypeError(
@@ -201,15 +204,12 @@ def pending_array_of_source(
     read = partial(reader.read, partial(_read_source, found, reader))
     is_read = not found.is_in_memory and not found.dtype.hasobject
     return PendingArray(
-        plan,
         reader,
         read,
         source=found,
         dtype=native(found.dtype),
         note=note,
         options=options if is_read else None,
-        # Of NumPy no type is weak.
-        is_weak=wanted is None and not isinstance(source, np.ndarray) and is_weak(source),
         key_impl=key_impl,
     )
 

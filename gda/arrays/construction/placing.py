@@ -12,12 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
-from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.liveness import deleted_error, traced_error
-from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import is_empty, start_of
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
@@ -25,13 +21,14 @@ from gda.mesh import (
     Device,
     MeshAndSpec,
     MeshLike,
-    is_tracer,
     local_positions,
     mesh_and_spec,
     mesh_grid,
     named_sharding,
     own_settings,
 )
+
+Block = np.ndarray[Any, Any] | jax.Array
 
 
 def local_blocks_of(
@@ -65,6 +62,8 @@ class LocalBlocks:
         padding alone have the block after the last one, which no code reads.
       block_of_device: the block of each device.
       firsts: the devices, by position in ``devices``, that are the first to hold their block.
+      platform: of the devices; empty if there are none.
+      needs_alignment: True if JAX would copy an unaligned block more than once.
     """
 
     def __init__(self, grid: ShardGrid, over: MeshAndSpec) -> None:
@@ -84,11 +83,10 @@ class LocalBlocks:
         self._block_at = {start: block for block, start in enumerate(first_at)}
         self.block_of_device = [self._block_of(index) for index in self.indices]
         self.has_padding_alone = len(self.distinct) in self.block_of_device
-        self._first_device = self.devices[0] if local else None
-        self._platform = self.devices[0].platform if local else ""
+        self.platform = self.devices[0].platform if local else ""
         # JAX copies an unaligned block for every device that holds it, and an aligned one for none.
         has_replicas = len(self.distinct) < len(self.devices)
-        self._align = has_replicas and self._platform == "cpu"
+        self.needs_alignment = has_replicas and self.platform == "cpu"
         # JAX asks with the index objects of its own cached map. They are kept here, so that as
         # long as this plan lives no other object has their id.
         of_jax: Any = self.sharding.addressable_devices_indices_map(self.shape).values()
@@ -137,7 +135,7 @@ class LocalBlocks:
 
     @property
     def places_early(self) -> bool:
-        return self._platform != "" and places_early(self._platform)
+        return self.platform != "" and places_early(self.platform)
 
     @property
     def is_in_default_memory(self) -> bool:
@@ -145,20 +143,6 @@ class LocalBlocks:
         return bool(self.devices) and (
             self.memory_kind in (None, self.devices[0].default_memory().kind)
         )
-
-    def reader(
-        self,
-        dtype: npt.DTypeLike | None,
-        copy: bool | None,
-        *,
-        fill: object = 0,
-        always_align: bool = False,
-        borrows: bool = False,
-    ) -> BlockReader:
-        count = len(self.distinct)
-        align = self._align or (always_align and self._platform == "cpu")
-        borrows = borrows and self.places_early and self.is_in_default_memory
-        return BlockReader(self.grid, dtype, copy, self._first_device, count, align, fill, borrows)
 
     def place(
         self, blocks: Sequence[Block], dtype: Any, padding: Callable[[], Block] | None = None
@@ -185,47 +169,6 @@ class LocalBlocks:
 
         with own_settings():
             return jax.make_array_from_callback(self.shape, self.sharding, block_for)
-
-    def assemble(
-        self,
-        buffers: Sequence[object],
-        expected: Sequence[Device],
-        reader: BlockReader,
-        what: str,
-        order: str,
-    ) -> jax.Array:
-        """Put single-device arrays together; messages name them ``what``, devices ``order``."""
-        index_of = dict(zip(self.devices, self.indices, strict=True))
-        given = {
-            device: _array_on(device, buffer, f"{what}[{i}]", order)
-            for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True))
-        }
-        arrays: dict[Device, Any] = {
-            device: reader.settle_jax(index_of[device], array, is_sole=True)
-            for device, array in given.items()
-        }
-        array = self.joined(arrays, reader.dtype)
-        has_weak = reader.wanted_dtype is None and bool(given)
-        return weakly_typed(array) if has_weak and all(map(is_weak, given.values())) else array
-
-
-def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
-    if is_tracer(buffer):
-        raise traced_error(name)
-    if not isinstance(buffer, jax.Array):
-        raise TypeError(
-            f"{name} is a {type(buffer).__name__}, not a jax.Array on {device}; put it there with "
-            "jax.device_put, or use from_callback for host data"
-        )
-    if buffer.is_deleted():
-        raise deleted_error(buffer, f"{name}, a jax.Array")
-    if buffer.devices() != {device}:
-        on = ", ".join(sorted(map(str, buffer.devices())))
-        raise ValueError(
-            f"{name} is on {on}; expected is {device}. Put one array on each device, in the "
-            f"order of {order}"
-        )
-    return buffer
 
 
 def places_early(platform: str) -> bool:

@@ -24,7 +24,7 @@ from trials import rarely
 
 import gda
 from gda.arrays.construction import placing
-from gda.arrays.construction.blocks import LARGE_BYTES, BorrowedBlock
+from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, BorrowedBlock
 from gda.layout.spec import Index
 from gda.mesh import Device
 from gda.testing.strategies import ShardedCase, sharded_cases
@@ -901,7 +901,7 @@ def test_large_blocks_are_borrowed_for_the_memory_of_devices_alone(
     monkeypatch.setattr(placing, "places_early", lambda _: True)
     data = np.zeros((8, LARGE_BYTES), np.int8)
     plan = placing.local_blocks_of(data.shape, NamedSharding(mesh, P("x"), memory_kind=kind))
-    (block,) = plan.reader(None, None, borrows=True).read(data.__getitem__, plan.distinct[:1])
+    (block,) = BlockReader(plan, borrows=True).read(data.__getitem__, plan.distinct[:1])
     assert isinstance(block, BorrowedBlock) == (kind == "device")
 
 
