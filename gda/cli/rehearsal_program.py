@@ -50,8 +50,9 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         jax.clear_caches()
         mesh = _mesh(request)
         fun, args, kwargs = _call(request, function(mesh))
-        about = {"examples": request.examples, "price": request.price}
-        rehearsal = rehearsal_of(fun, args, kwargs, **about)
+        rehearsal = rehearsal_of(
+            *(fun, args, kwargs), examples=request.examples, price=request.price
+        )
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:

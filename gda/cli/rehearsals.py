@@ -205,10 +205,12 @@ def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
 
 def _lines(results: Sequence[_Result]) -> list[str]:
     """Return the table of several meshes, and the reasons of those without a rehearsal."""
-    from gda.compiled.report.rehearsal_text import omissions_of, repetition_of
+    from gda.compiled.report.rehearsal_text import distance_of, omissions_of, repetition_of
 
     rehearsed = [(each.mesh, each.rehearsal) for each in results if each.rehearsal]
     parts = [_table(results[0].request, rehearsed)] if rehearsed else []
+    if rehearsed and (words := distance_of(rehearsed[0][1])):
+        parts.append([f"{rehearsed[0][0]} is the fastest of these: {words}"])
     repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
     parts.append([f"{mesh}: {words}" for mesh, words in repeated if words])
     bounds = [(mesh, omissions_of(each)) for mesh, each in rehearsed if each.seconds.is_bound]

@@ -8,7 +8,7 @@ from typing import Any
 
 from gda.compiled.changes import check
 from gda.compiled.rehearsal_facts import RehearsalFacts
-from gda.compiled.report.advice import Advice, advice_of
+from gda.compiled.report.advice import Advice, advice_of, shortfall_of
 from gda.compiled.report.rehearsal_text import parts_of
 from gda.layout.boundary import public, set_module
 from gda.show.report import Report, Table
@@ -58,6 +58,8 @@ class Rehearsal(RehearsalFacts, Report):
         again. What a kernel or a custom derivative computes again counts.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
+      seconds_advised: the estimate for the same call with its batch sharded over the axes that
+        shard no argument; None unless devices repeat work and this was rehearsed as well.
 
     >>> import gda, numpy as np
     >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
@@ -92,6 +94,8 @@ class Rehearsal(RehearsalFacts, Report):
             "seconds": self.seconds.to_dict(),
             "examples_per_second": self.examples_per_second,
             "cost": self.cost,
+            "repetitions": self.repetitions,
+            "least_devices": self.least_devices,
         }
 
     @public
@@ -123,4 +127,4 @@ class Rehearsal(RehearsalFacts, Report):
         check(self, Path(path))
 
     def _parts(self) -> list[str | Table]:
-        return parts_of(self, [each.text for each in self.advice])
+        return parts_of(self, [each.text for each in self.advice], shortfall_of(self, self.advice))

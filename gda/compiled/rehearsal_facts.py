@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,7 +12,8 @@ from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import set_module
-from gda.layout.spec import SpecEntry
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import SpecEntry, axes_by_dimension
 
 
 @set_module("gda")
@@ -54,6 +56,8 @@ class ArgumentBytes(NamedTuple):
       spec: the mesh axes that shard each dimension, as in ``jax.sharding.PartitionSpec``; None for
         an argument without a spec over the mesh of the program.
       is_on_host: it is in the memory of the host, and takes none of the device.
+      copied_at: file and line of the update in a ``jax.lax.scan`` that has the array among its
+        ``xs`` and ``ys``, if the program holds a copy for that; else None.
 
     >>> import gda
     >>> gda.ArgumentBytes('params/w', (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
@@ -68,6 +72,7 @@ class ArgumentBytes(NamedTuple):
     could_be_donated: bool = False
     spec: tuple[SpecEntry, ...] | None = None
     is_on_host: bool = False
+    copied_at: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +107,34 @@ class RehearsalFacts:
     seconds: StepSeconds = field(default_factory=StepSeconds)
     examples: float | None = None
     price: float | None = None
+    seconds_advised: float | None = None
+
+    @property
+    def least_devices(self) -> int | None:
+        """The number of devices whose memory holds the arguments, each block once.
+
+        No layout needs fewer, and with temporaries it is more. None if the capacity is unknown.
+        """
+        if not self.capacity_bytes:
+            return None
+        nbytes = sum(
+            each.nbytes * ShardGrid(each.shape, self.mesh_shape, each.spec or ()).num_shards
+            for each in self.arguments
+            if not each.is_on_host
+        )
+        return max(1, math.ceil(nbytes / self.capacity_bytes))
+
+    @property
+    def unused_axes(self) -> tuple[str, ...]:
+        """The mesh axes of several devices that shard no argument."""
+        shape = self.mesh_shape
+        used = {
+            axis
+            for each in self.arguments
+            for axes in axes_by_dimension(each.spec or (), len(each.shape), shape)
+            for axis in axes
+        }
+        return tuple(axis for axis, size in shape.items() if size > 1 and axis not in used)
 
     @property
     def repetitions(self) -> float | None:

@@ -16,23 +16,25 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered, Traced
 
 from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import modules_in, slices_of
 from gda.compiled.devices.device_kinds import kind_of_device
-from gda.compiled.flops import costs_of, flops_of
 from gda.compiled.hlo import Collectives, Schedule, format_size, read_schedule
 from gda.compiled.hlo.allocations import read_temporaries
 from gda.compiled.hlo.products import KernelCosts
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import Rehearsal
 from gda.compiled.rehearsal_facts import ArgumentBytes, repetitions_of, traffic_of
+from gda.compiled.report.rehearsal_text import repetition_of
 from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
-from gda.compiled.whole_shapes import with_whole_shapes
+from gda.compiled.traces.flops import costs_of, flops_of
+from gda.compiled.traces.scanned_caches import scanned_caches
+from gda.compiled.traces.whole_shapes import with_whole_shapes
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
@@ -45,6 +47,7 @@ from gda.multihost.descriptions import leaf_path
 _NEEDED = re.compile(
     r"([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)\)?", re.IGNORECASE
 )
+_SHORT = 2**18  # characters of a program that is cheap to compile again, for the price of an advice
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -109,8 +112,12 @@ def rehearsal_of(
     examples: float | None,
     price: float | None,
     costs: Mapping[str, float] | None = None,
+    is_last: bool = False,
 ) -> Rehearsal:
-    """Return what ``rehearse`` does; the program may have keywords of the same names."""
+    """Return what ``rehearse`` does; the program may have keywords of the same names.
+
+    Advice is rehearsed as well, unless this ``is_last``.
+    """
     given_costs = {} if costs is None else dict(costs)
     figures = [(f"costs[{name!r:.80}]", each) for name, each in given_costs.items()]
     for name, given in (("examples", examples), ("price", price), *figures):
@@ -135,7 +142,12 @@ def rehearsal_of(
     placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
     device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
     num_devices, mesh_shape = (1, {}) if mesh is None else (mesh.size, dict(mesh.shape))
-    arguments = _with_donations([*_arguments(stage, program, iter(given), mesh)], lowered, program)
+    # A TPU's compiler has one array for both, or copies a carry too, for another layout.
+    copied = {}
+    if isinstance(stage, Traced) and device.platform != "tpu":
+        copied = scanned_caches(stage.jaxpr)
+    arguments = [*_arguments(stage, program, iter(given), mesh, copied)]
+    arguments = _with_donations(arguments, lowered, program)
     memory = (
         _memory_that_does_not_fit(build, arguments, device)
         if program is None
@@ -159,6 +171,12 @@ def rehearsal_of(
     temporaries = tuple(read_temporaries(build.assignment, modules) if modules else ())
     if isinstance(stage, Traced) and num_devices > 1:
         temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
+    # XLA may have seen that the copy is not needed.
+    held = {(each.dtype, each.nbytes) for each in temporaries}
+    arguments = [
+        each if (each.dtype, each.nbytes) in held else each._replace(copied_at=None)
+        for each in arguments
+    ]
     has_slow, hosts, links = _links(mesh)
     rehearsal = Rehearsal(
         name=name,
@@ -182,7 +200,47 @@ def rehearsal_of(
     kind = kind_of_device(device.device_kind)
     of_model = repetitions_of(rehearsal.flops, num_devices, flops_model)
     seconds_of_step = seconds_of(schedule, kind, links, rehearsal.repetitions or 1, of_model)
-    return dataclasses.replace(rehearsal, seconds=seconds_of_step)
+    rehearsal = dataclasses.replace(rehearsal, seconds=seconds_of_step)
+    is_short = 0 < len(build.text) < _SHORT
+    if is_short and not is_last and seconds_of_step.estimate and mesh is not None:
+        advised = _with_sharded_batch(rehearsal, (args, kwargs), lowered, mesh)
+        if advised is not None:
+            options = {"examples": examples, "price": price, "costs": costs, "is_last": True}
+            with contextlib.suppress(Exception):  # such as of a shard_map with other specs
+                after = rehearsal_of(fun, *advised, **options)
+                known = None if after.seconds.is_bound or not after.fits else after.seconds.estimate
+                rehearsal = dataclasses.replace(rehearsal, seconds_advised=known)
+    return rehearsal
+
+
+def _with_sharded_batch(
+    rehearsal: Rehearsal, call: Any, lowered: Lowered | Compiled, mesh: Mesh
+) -> Any:
+    """Return the arguments with the batch sharded over the axes that shard none; None without one.
+
+    The batch are the arguments that no result can replace, if all have one first dimension.
+    """
+    axes = rehearsal.unused_axes
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    if not repetition_of(rehearsal) or not axes or isinstance(lowered, Compiled):
+        return None
+    results = {(each.shape, each.dtype) for each in jax.tree.leaves(lowered.out_info)}
+    leaves, structure = jax.tree.flatten(call)
+    batch = {
+        at: each
+        for at, each in enumerate(leaves)
+        if len(getattr(each, "shape", ())) and (each.shape, each.dtype) not in results
+    }
+    if len({each.shape[0] for each in batch.values()}) != 1:
+        return None
+    for at, each in batch.items():
+        spec = _spec_of(getattr(each, "sharding", None), each.shape, mesh)
+        first, *rest = axes_by_dimension(spec or (), len(each.shape), mesh.shape)
+        if spec is None or each.shape[0] % (parts * math.prod(mesh.shape[n] for n in first)):
+            return None
+        sharding = NamedSharding(mesh, PartitionSpec(*entries_of(((*first, *axes), *rest))))
+        leaves[at] = jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding)
+    return jax.tree.unflatten(structure, leaves)
 
 
 @set_module("gda")
@@ -355,6 +413,7 @@ def _arguments(
     program: Compiled | None,
     given: Iterator[Any],
     mesh: Mesh | None,
+    copied: Mapping[int, tuple[str, int]],
 ) -> Iterator[ArgumentBytes]:
     """Yield the arrays of the call, in its order, with their names in the user's signature.
 
@@ -369,7 +428,7 @@ def _arguments(
         # It has None for an argument that is not used, and so may a tree of arguments.
         structure = jax.tree.structure(stage.args_info)
         shardings = structure.flatten_up_to(program.input_shardings)
-    for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
+    for at, (name, (_, leaf), sharding) in enumerate(zip(names, leaves, shardings, strict=True)):
         # Static arguments, which the program does not have, are skipped: np.shape would ask for
         # the length of a range.
         found = next((each for each in given if getattr(each, "shape", ()) == leaf.shape), None)
@@ -388,6 +447,7 @@ def _arguments(
             is_donated=leaf.donated,
             spec=_spec_of(sharding, leaf.shape, mesh),
             is_on_host=any(map(is_on_host, kinds)),
+            copied_at=copied.get(at),
         )
 
 

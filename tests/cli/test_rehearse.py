@@ -296,6 +296,30 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
     assert [line.split()[0] for line in out.splitlines()[3:6]] == ["a=8,b=1", "a=2,b=4", "a=1,b=8"]
 
 
+def test_a_first_mesh_that_is_far_from_its_work_is_told_with_lines(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    def timed(seconds: float, blocks: int) -> RehearsalReport:
+        parts = gda.StepSeconds(compute=1.0, memory=0.5, communication=2.0, estimate=seconds)
+        shape = 64 // blocks, 8192
+        array = gda.Temporary("bfloat16", shape, 2**20, "", "train.py", 7, (64, 8192))
+        about = {"seconds": parts, "temporaries": (array,), "flops": 8.0, "flops_total": 64.0}
+        return report(1024, {}, **about, num_devices=8)
+
+    command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:2", "--mesh", "a,b", "--search"
+    for seconds, blocks, words in (
+        (3.0, 1, "; the largest results that are not sharded over all: train.py:7 [64,8192]: none"),
+        (3.0, 4, "; the largest results that are not sharded over all: train.py:7 [64,8192]: 4 of"),
+        (3.0, 8, "not 3.0 s\n"),
+        (1.5, 1, ""),
+    ):
+        canned({1: timed(seconds, blocks), 2: timed(5.0, 1)})
+        _, out, _ = run(*command)
+        far = "a=1,b=2 is the fastest of these: its work takes 1.0 s if 8 devices share it, and not"
+        assert (far in " ".join(out.split())) == bool(words)
+        assert " ".join(words.split()) in " ".join(out.split())
+
+
 def test_a_time_that_lacks_work_is_a_bound_and_comes_last(
     run: Run, train: str, canned: Callable[..., None]
 ) -> None:

@@ -102,7 +102,7 @@ def test_advice_is_shown_by_print(mesh_4x2: Mesh) -> None:
     assert found.advice == ()  # its price is unknown, or more than the step
     short = too_large(found)
     (advice,) = short.advice
-    assert str(short).endswith(f"\nto save time or memory:\n- {advice.text}")
+    assert f"\nto save time or memory:\n- {advice.text}\n\nall of this together" in str(short)
     many = dataclasses.replace(
         short, arguments=tuple(found.arguments[0]._replace(dtype=f"f{n}") for n in range(10))
     )
@@ -125,20 +125,80 @@ def test_sharding_is_advised_where_gathering_takes_little_of_the_time(mesh_4x2: 
 
 
 def test_batch_that_is_not_sharded(mesh_4x2: Mesh) -> None:
-    def rehearsed(*spec: Any) -> list[gda.Advice]:
+    def rehearsed(*spec: Any, after: float | None = None) -> list[gda.Advice]:
         args = abstract((64, 64), mesh_4x2, None, "model"), abstract((32, 64), mesh_4x2, *spec)
         found = gda.rehearse(jax.grad(lambda w, x: (jax.numpy.tanh(x @ w) ** 2).sum()), *args)
-        found = dataclasses.replace(found, seconds=gda.StepSeconds(compute=1.0, estimate=2.0))
+        seconds = {"seconds": gda.StepSeconds(compute=1.0, estimate=2.0), "seconds_advised": after}
+        found = dataclasses.replace(found, **seconds)
         return [each for each in found.advice if each.text.startswith("shard the batch")]
 
     (advice,) = rehearsed()
     assert advice.text == (
         "shard the batch over data, or constrain what is computed from it by "
         "jax.lax.with_sharding_constraint: devices repeat work: each product is computed "
-        "4 times on average; saves 750.0 ms"
+        "4 times on average"
     )
-    assert advice.saves_seconds == pytest.approx(3 / 4)
+    assert advice.saves_seconds is None  # what it then sends is unknown
+    (priced,) = rehearsed(after=1.5)
+    assert priced.text == (
+        f"{advice.text}; with the batch sharded over data a call takes 1.5 s, which saves 500.0 ms"
+    )
+    assert priced.saves_seconds == 0.5
+    assert rehearsed(after=2.5) == []
     assert rehearsed("data") == []
+
+
+@pytest.mark.topology
+def test_the_price_of_an_advice_is_that_of_the_step_after_it() -> None:
+    mesh = gda.rehearsal_mesh("v5e:2x2", {"data": 4})
+
+    def step(w: Any, x: Any) -> Any:
+        return w - jax.grad(lambda w: (jax.numpy.tanh(x @ w) ** 2).mean())(w)
+
+    def rehearsed(rows: int, *spec: Any) -> gda.Rehearsal:
+        w, x = (jax.ShapeDtypeStruct((n, 1024), jax.numpy.bfloat16) for n in (1024, rows))
+        arguments = gda.abstract(w, mesh, P()), gda.abstract(x, mesh, P(*spec))
+        return gda.rehearse(jax.jit(step, donate_argnums=0), *arguments)
+
+    few, many = rehearsed(64), rehearsed(2**15)
+    for before, rows in ((few, 64), (many, 2**15)):
+        assert before.repetitions == 4
+        assert before.seconds_advised == rehearsed(rows, "data").seconds.estimate
+    assert few.advice == ()  # the sum of the gradients takes longer than all products
+    (advice,) = many.advice
+    assert None not in (many.seconds.estimate, many.seconds_advised)
+    assert advice.saves_seconds == many.seconds.estimate - many.seconds_advised > 0
+
+
+def test_work_that_is_repeated_a_little_is_told(mesh_4x2: Mesh) -> None:
+    x, w = abstract((64, 64), mesh_4x2, "data"), abstract((64, 64), mesh_4x2, None, "model")
+    found = gda.rehearse(lambda x, w: x @ w, x, w)
+    assert found.flops is not None
+    for times, words in ((1.01, ""), (1.24, "computed 1.24 times on average: devices repeat")):
+        little = dataclasses.replace(found, flops=found.flops * times)
+        assert words in str(little)
+        assert ("times on average" in str(little)) == bool(words)
+
+
+def test_a_program_that_no_advice_makes_fit_needs_more_devices(mesh_4x2: Mesh) -> None:
+    x, w = abstract((64, 64), mesh_4x2, ("data", "model")), abstract((64, 64), mesh_4x2)
+    found = gda.rehearse(lambda x, w: (x @ w).sum(0), x, w)  # 16 KiB each
+    sizes = {"peak_bytes": 20 * 2**10, "argument_bytes": 18 * 2**10, "temporary_bytes": 2**11}
+    found = dataclasses.replace(found, **sizes, fits=False)
+    for capacity, words in (
+        (2**13, ""),  # with w sharded it takes 6 KiB
+        (5 * 2**10, "with all of this it takes 6.0 KiB of 5.0 KiB: its temporaries must also be"),
+        (
+            2**10,
+            "all of this together does not make it fit: it takes 6.0 KiB of 1.0 KiB; the arguments "
+            "alone need 32 devices of this kind, and all of it about 48, if they share it",
+        ),
+    ):
+        short = dataclasses.replace(found, capacity_bytes=capacity)
+        assert any(each.text.startswith("shard w") for each in short.advice)
+        assert words in str(short)
+        assert ("it takes 6.0 KiB" in str(short)) == bool(words)
+    assert short.to_dict()["least_devices"] == short.least_devices == 32
 
 
 def test_temporaries_that_are_too_large_are_named_first() -> None:

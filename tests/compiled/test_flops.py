@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from gda.compiled.flops import flops_of
+from gda.compiled.traces.flops import flops_of
 
 
 def flops(fun: Any, *shapes: tuple[int, ...]) -> float | None:

@@ -46,7 +46,7 @@ def test_a_step_in_numbers(mesh: Mesh) -> None:
     assert rehearsal.flops == 2 * 16 * 64 * 32 / 8  # of the gradient; the loss is not computed
     assert rehearsal.undonated_bytes == 0
     (donated, other) = rehearsal.arguments
-    assert donated == ("w", (64, 32), "float32", block, True, False, (None, "y"), False)
+    assert donated == ("w", (64, 32), "float32", block, True, False, (None, "y"), False, None)
     assert (other.name, other.is_donated, other.spec) == ("x", False, ("x",))
     (traffic,) = rehearsal.traffic
     assert (traffic.axes, traffic.executions, traffic.nbytes_slow) == (("x",), 1, None)

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 from meshes import abstract, mesh_of
 
 import gda
-from gda.compiled.flops import inner_of
-from gda.compiled.whole_shapes import with_whole_shapes
+from gda.compiled.traces.flops import inner_of
+from gda.compiled.traces.whole_shapes import with_whole_shapes
 from gda.layout.spec import Shape
 
 

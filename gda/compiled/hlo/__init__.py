@@ -20,6 +20,7 @@ from gda.compiled.hlo.listing import Axes as Axes
 from gda.compiled.hlo.listing import Collectives as Collectives
 from gda.compiled.hlo.listing import Traffic as Traffic
 from gda.compiled.hlo.listing import format_axes as format_axes
+from gda.compiled.hlo.listing import format_line as format_line
 from gda.compiled.hlo.listing import format_size as format_size
 from gda.compiled.hlo.listing import format_source as format_source
 from gda.compiled.hlo.listing import summed as summed

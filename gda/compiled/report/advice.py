@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gda.compiled.devices.device_kinds import speeds_of_device
-from gda.compiled.hlo import format_source
+from gda.compiled.devices.device_kinds import kind_of_device, speeds_of_device
+from gda.compiled.hlo import format_line, format_source
 from gda.compiled.rehearsal_facts import ArgumentBytes, RehearsalFacts
 from gda.compiled.report.rehearsal_text import repetition_of
 from gda.compiled.seconds import format_seconds
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid, better_spec
-from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec
+from gda.layout.spec import Shape, SpecEntry, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
 
 _LEAST_SHARE = 100  # of the memory or of the time: less is not worth a line
@@ -46,7 +46,10 @@ class Advice(NamedTuple):
 
 def advice_of(rehearsal: RehearsalFacts) -> tuple[Advice, ...]:
     """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
-    found = [*_repeated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
+    found = [
+        *(*_repeated(rehearsal), *_copied(rehearsal)),
+        *(*_shardings(rehearsal), *_donations(rehearsal)),
+    ]
 
     def order(each: Advice) -> tuple[float, ...]:
         savings = -(each.saves_seconds or 0), -(each.saves_bytes or 0)
@@ -55,33 +58,58 @@ def advice_of(rehearsal: RehearsalFacts) -> tuple[Advice, ...]:
     return (*_temporaries(rehearsal), *sorted(found, key=order))
 
 
+def shortfall_of(rehearsal: RehearsalFacts, advice: Sequence[Advice]) -> str:
+    """Return the words for a program that does not fit with all advice together; else empty."""
+    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
+    if rehearsal.fits is not False or capacity is None or peak is None:
+        return ""
+    rest = max(0, peak - sum(each.saves_bytes or 0 for each in advice))
+    if rest <= capacity or any(_temporaries(rehearsal)):
+        return ""
+    takes = f"it takes {format_bytes(rest)} of {format_bytes(capacity)}"
+    if rest - _temporary_bytes(rehearsal) <= capacity:
+        less = format_bytes(rest - capacity)
+        return f"with all of this {takes}: its temporaries must also be {less} smaller"
+    least = rehearsal.least_devices or 1
+    needed = max(least, math.ceil(rehearsal.num_devices * rest / capacity))
+    return (
+        f"all of this together does not make it fit: {takes}; the arguments alone need "
+        f"{counted(least, 'device')} of this kind, and all of it about {needed:,}, if they share it"
+    )
+
+
+def _temporary_bytes(rehearsal: RehearsalFacts) -> int:
+    """Return the bytes of temporaries, or those of all but the arguments if it does not fit."""
+    held = (rehearsal.peak_bytes or 0) - rehearsal.argument_bytes
+    return rehearsal.temporary_bytes or max(held, 0)
+
+
 def _is_much(nbytes: int, rehearsal: RehearsalFacts) -> bool:
     return nbytes * _LEAST_SHARE > (rehearsal.peak_bytes or rehearsal.argument_bytes)
 
 
 def _repeated(rehearsal: RehearsalFacts) -> Iterator[Advice]:
-    """Yield the work that devices repeat, as for a batch that is not sharded."""
-    if repeated := repetition_of(rehearsal):
-        shape = rehearsal.mesh_shape
-        dimensions = (
-            axes
-            for each in rehearsal.arguments
-            for axes in axes_by_dimension(each.spec or (), len(each.shape), shape)
+    """Yield the work that devices repeat, as for a batch that is not sharded.
+
+    The products alone would promise too much: gradients of a sharded batch are sums over devices.
+    So it has a price only if the step after it was rehearsed, and is omitted if that is no faster.
+    """
+    if not (repeated := repetition_of(rehearsal)):
+        return
+    over = f" over {', '.join(rehearsal.unused_axes)}" if rehearsal.unused_axes else ""
+    saved, price = None, ""
+    if rehearsal.seconds_advised is not None and rehearsal.seconds.estimate is not None:
+        saved = rehearsal.seconds.estimate - rehearsal.seconds_advised
+        price = (
+            f"; with the batch sharded{over} a call takes "
+            f"{format_seconds(rehearsal.seconds_advised)}, which saves {format_seconds(saved)}"
         )
-        used = {*chain(*dimensions)}
-        unused = [axis for axis, size in shape.items() if size > 1 and axis not in used]
-        over = f" over {', '.join(unused)}" if unused else ""
-        seconds = rehearsal.seconds.compute
-        seconds = seconds and seconds * (1 - 1 / (rehearsal.repetitions or 1))
-        saves = f"; saves {format_seconds(seconds)}" if seconds else ""
-        yield Advice(
-            printable(
-                f"shard the batch{over}, or constrain what is computed from it by "
-                f"jax.lax.with_sharding_constraint: {repeated}{saves}"
-            ),
-            None,
-            saves_seconds=seconds,
+    if saved is None or saved > 0:
+        text = (
+            f"shard the batch{over}, or constrain what is computed from it by "
+            f"jax.lax.with_sharding_constraint: {repeated}{price}"
         )
+        yield Advice(printable(text), None, saves_seconds=saved)
 
 
 def _temporaries(rehearsal: RehearsalFacts) -> Iterator[Advice]:
@@ -89,7 +117,7 @@ def _temporaries(rehearsal: RehearsalFacts) -> Iterator[Advice]:
     capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
     if not rehearsal.temporaries or capacity is None or peak is None or peak <= capacity:
         return
-    if peak - capacity > (rehearsal.temporary_bytes or peak - rehearsal.argument_bytes):
+    if peak - capacity > _temporary_bytes(rehearsal):
         return
     largest = rehearsal.temporaries[0]
     source = format_source(largest)
@@ -141,14 +169,38 @@ def _donations(rehearsal: RehearsalFacts) -> Iterator[Advice]:
     nbytes = rehearsal.undonated_bytes
     if _is_much(nbytes, rehearsal):
         could_be = [each for each in rehearsal.arguments if each.could_be_donated]
-        named = [
-            f"{printable(each.name)} ({format_bytes(each.nbytes)})"
-            for each in could_be[:_MOST_NAMES]
-        ]
-        if more := len(could_be) - len(named):
-            named.append(f"{more:,} more")
         yield Advice(
-            f"donate {listed(named)} by jax.jit(…, donate_argnums=…), since results have the same "
-            f"shapes: saves {format_bytes(nbytes)}",
+            f"donate {_named(could_be)} by jax.jit(…, donate_argnums=…), since results have the "
+            f"same shapes: saves {format_bytes(nbytes)}",
             nbytes,
         )
+
+
+def _copied(rehearsal: RehearsalFacts) -> Iterator[Advice]:
+    """Yield the caches that a scan copies."""
+    copied = [each for each in rehearsal.arguments if each.copied_at is not None]
+    nbytes = sum(each.nbytes for each in copied)
+    if copied and _is_much(nbytes, rehearsal):
+        places = {format_line(*each.copied_at): None for each in copied if each.copied_at}
+        kind, seconds, time = kind_of_device(rehearsal.device_kind), None, ""
+        if kind is not None and kind.memory_bandwidth:
+            seconds = 2 * nbytes / kind.memory_bandwidth
+            time = f" and {format_seconds(seconds)} or more"
+        yield Advice(
+            printable(
+                f"carry {_named(copied)} in the loop of {listed([*places])}, as jax.lax.fori_loop "
+                "does, and update each layer in place: as xs and ys of jax.lax.scan they are "
+                f"copied in each call; saves {format_bytes(nbytes)}{time}"
+            ),
+            nbytes,
+            saves_seconds=seconds,
+        )
+
+
+def _named(arguments: Sequence[ArgumentBytes]) -> str:
+    named = [
+        f"{printable(each.name)} ({format_bytes(each.nbytes)})" for each in arguments[:_MOST_NAMES]
+    ]
+    if more := len(arguments) - len(named):
+        named.append(f"{more:,} more")
+    return listed(named)

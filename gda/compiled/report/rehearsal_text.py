@@ -26,10 +26,15 @@ _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
 _LEAST_OF_PEAK = 10  # a tenth of it
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
+_REPEATED = 1.05
+_FAR = 2  # times the work, if the devices shared it
+_LINES_SHOWN = 3
 
 
-def parts_of(rehearsal: RehearsalFacts, advice: Sequence[str]) -> list[str | Table]:
-    """Return the report on a rehearsal, with advice on it."""
+def parts_of(
+    rehearsal: RehearsalFacts, advice: Sequence[str], shortfall: str = ""
+) -> list[str | Table]:
+    """Return the report on a rehearsal, with advice on it and the words for what that lacks."""
     parts: list[str | Table] = [_headline(rehearsal), ""]
     parts += [Table(_memory_cells(rehearsal), {"per device"}), "", *_notes(rehearsal), ""]
     if rehearsal.fits is False:
@@ -38,7 +43,8 @@ def parts_of(rehearsal: RehearsalFacts, advice: Sequence[str]) -> list[str | Tab
             parts += [*shown, ""] if shown else []
         parts += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     parts += [*_communication(rehearsal), *_places(rehearsal)]
-    return [*parts, *_large_temporaries(rehearsal), *_advice(advice)]
+    parts += [*_large_temporaries(rehearsal), *_advice(advice)]
+    return [*parts, *(["", shortfall] if shortfall else [])]
 
 
 def _headline(rehearsal: RehearsalFacts) -> str:
@@ -59,11 +65,46 @@ def _notes(rehearsal: RehearsalFacts) -> list[str]:
 def repetition_of(rehearsal: RehearsalFacts) -> str:
     """Return the words for work that several devices do; empty for little of it."""
     times, num_devices = rehearsal.repetitions or 1, rehearsal.num_devices
-    if num_devices == 1 or times < _MUCH_REPEATED:
+    if num_devices == 1 or times < _REPEATED:
         return ""
+    if times < _MUCH_REPEATED:
+        return (
+            f"each product is computed {times:.3g} times on average: devices repeat work, or XLA "
+            "computes some again to save memory"
+        )
     if times > 0.9 * num_devices:
         return f"all {num_devices:,} devices compute the same batch: no product is shared"
     return f"devices repeat work: each product is computed {times:.2g} times on average"
+
+
+def distance_of(rehearsal: RehearsalFacts) -> str:
+    """Return the words for a time that is far above that of the work, divided by the devices.
+
+    They name the lines of the largest results that are not sharded over all devices. Empty if the
+    time is near, or a figure is unknown.
+    """
+    seconds, num_devices = rehearsal.seconds, rehearsal.num_devices
+    if not (seconds.estimate and seconds.compute) or seconds.is_bound or num_devices == 1:
+        return ""
+    shared = max(seconds.compute / (rehearsal.repetitions or 1), seconds.memory or 0)
+    if seconds.estimate <= _FAR * shared or rehearsal.fits is False:
+        return ""
+    whole = {
+        f"{printable(format_source(each))} {typed_shape('', each.whole_shape or ())}: "
+        f"{_sharded_over(each, num_devices)}": None
+        for each in rehearsal.temporaries
+        if each.num_blocks is not None and each.num_blocks < num_devices
+    }
+    named = "; the largest results that are not sharded over all: " if whole else ""
+    return (
+        f"its work takes {format_seconds(shared)} if {num_devices:,} devices share it, and not "
+        f"{format_seconds(seconds.estimate)}{named}{listed([*whole][:_LINES_SHOWN])}"
+    )
+
+
+def _sharded_over(temporary: Temporary, num_devices: int) -> str:
+    blocks = temporary.num_blocks
+    return "" if blocks is None else f"{'none' if blocks == 1 else blocks} of {num_devices}"
 
 
 def _times(rehearsal: RehearsalFacts) -> list[str]:
@@ -146,12 +187,12 @@ def _temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> list
 
 
 def _temporary_cells(temporary: Temporary, num_devices: int) -> list[str]:
-    whole, blocks = temporary.whole_shape, temporary.num_blocks
+    whole = temporary.whole_shape
     return [
         typed_shape(temporary.dtype, temporary.shape),
         "" if whole is None else typed_shape("", whole),
         format_source(temporary),
-        "" if blocks is None else f"{'none' if blocks == 1 else blocks} of {num_devices}",
+        _sharded_over(temporary, num_devices),
         format_bytes(temporary.nbytes),
     ]
 

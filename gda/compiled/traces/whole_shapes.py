@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gda.compiled.flops import inner_of
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.source_lines import line_of_equation
+from gda.compiled.traces.flops import inner_of
 from gda.layout.spec import Shape
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
