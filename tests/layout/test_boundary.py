@@ -68,6 +68,20 @@ def test_the_last_line_but_one_is_the_callers(mesh: Mesh, tmp_path: Path) -> Non
         assert names_of_frames(caught.value) == ["user:<lambda>", f"gda:{name}"]
 
 
+def test_a_mistaken_keyword_gets_the_name_that_it_is_nearest_to(mesh: Mesh) -> None:
+    for name, near in [("dtpye", "dtype"), ("max_byts", "max_bytes"), ("dtype_of_it_all", None)]:
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'") as caught:
+            gda.load_tree({"w": DATA}, mesh, P("x"), **{name: None})
+        assert (f"Did you mean '{near}'?" in str(caught.value)) == (near is not None)
+
+    def wrong(index: gda.Index) -> object:
+        return DATA.astype(np.int32, dtpye=1)  # pyright: ignore
+
+    with pytest.raises(TypeError) as caught:  # of other code
+        gda.GlobalArray.from_callback((8, 2), mesh, P("x"), wrong)
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_the_switch_of_jax_shows_every_frame(mesh: Mesh) -> None:
     def call() -> None:
         gda.GlobalArray.from_source(DATA, mesh, P("nope"))

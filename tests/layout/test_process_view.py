@@ -1,5 +1,6 @@
 import itertools
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -188,6 +189,17 @@ def test_indices_within_data_that_has_all_of_some_dimensions(
         indices = view.indices_within(local.shape)
         for index, inside in zip(view.indices, indices, strict=True):
             np.testing.assert_array_equal(local[inside], whole[index])
+
+
+@given(grids())
+def test_a_view_that_was_pickled_is_the_same(grid: ShardGrid) -> None:
+    for view in views_of(grid):
+        again = pickle.loads(pickle.dumps(view))
+        assert again == view
+        assert hash(again) == hash(view)
+        assert again.block_ids == view.block_ids
+        assert again.indices == view.indices
+        assert again.written_blocks(1) == view.written_blocks(1)
 
 
 @given(grids(may_pad=False), st.data())

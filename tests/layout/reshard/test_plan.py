@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trials import rarely
 
@@ -226,6 +226,7 @@ def check_plan(plan: ReshardPlan) -> None:
     assert plan.nbytes_between_processes == between
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_moves_give_the_target_from_the_nearest_devices(plan: ReshardPlan) -> None:
     check_plan(plan)

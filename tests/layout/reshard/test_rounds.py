@@ -157,7 +157,7 @@ def test_any_layout_becomes_any_other(case: Case, most: int, beside: tuple[int, 
     move_all(case, leaves, times, most)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(cases())
 def test_what_leaves_a_process_for_others_is_what_they_expect(case: Case) -> None:
     move = case.move()
