@@ -69,6 +69,7 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
     ("way", "shape", "spec"),
     [
         ("on devices", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
+        ("on devices", (32, 4096), P("x", "y")),  # that begin and end with one
         pytest.param("on devices", (2, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
         ("on devices", (4, 3, 5000, 2), P("x", None, "y", None)),
         pytest.param("on devices", (6000, 6), P("y"), marks=pytest.mark.torture),
