@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.errors import UnexpectedTracerError
 
-from gda.layout.dtype_names import dtype_named, native
+from gda.layout.dtype_names import dtype_named, is_raw, native
 from gda.layout.indices import bounded, common_box, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape, check_reduced
 from gda.layout.text import format_index, format_processes
@@ -335,6 +335,44 @@ class _TensorStore(AsyncSource):
     def begin(self, index: Index, out: _Memory) -> Future:
         block = self._store[bounded(index, self.shape)]
         return self._tensorstore.array(out).write(block).commit
+
+
+def typed(source: Source, dtype: np.dtype[Any] | None) -> Source:
+    """Return a source whose elements, if NumPy has no type for them, have the given one.
+
+    ``TypeError`` for one of another size.
+    """
+    if dtype is None or not is_raw(source.dtype):
+        return source
+    if dtype.itemsize != source.dtype.itemsize:
+        raise TypeError(
+            f"the source has elements of {source.dtype.itemsize} bytes without a NumPy type "
+            f"({source.dtype}); they cannot be {dtype}, of {dtype.itemsize} bytes. Pass the dtype "
+            "that was saved"
+        )
+    return _Typed(source, dtype)
+
+
+class _Typed(Source):
+    """A source whose elements have no NumPy type, and the type that they are read as."""
+
+    def __init__(self, source: Source, dtype: np.dtype[Any]) -> None:
+        self._source, self.dtype = source, dtype
+        self.shape, self.chunks = source.shape, source.chunks
+        self.read_bytes, self.buffer_bytes = source.read_bytes, source.buffer_bytes
+        self.is_local, self.is_in_memory = source.is_local, source.is_in_memory
+
+    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
+        given: list[_Memory] = []
+
+        def untyped(dtype: np.dtype[Any]) -> _Memory:
+            given.append(empty(self.dtype))
+            return given[0].view(dtype)
+
+        block = as_numpy(self._source.read(index, untyped), index)
+        if given:
+            return given[0]  # the same object, which tells that it is filled
+        return block.view(self.dtype) if is_raw(block.dtype) else block
 
 
 def check_not_awaitable(value: Any) -> None:

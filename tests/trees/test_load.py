@@ -126,12 +126,14 @@ def test_bfloat16(tmp_path: Path) -> None:
     data = DATA.astype(ml_dtypes.bfloat16)
     untyped = memory_map(tmp_path, data)
     assert untyped.dtype.type is np.void
-    for open_source in (own_safetensors, lambda *_: untyped):
-        source = open_source(tmp_path, data)
-        dtype = jnp.bfloat16 if source is untyped else None
-        g = gda.GlobalArray.from_source(source, MESH, P("x", "y"), dtype=dtype)
-        assert g.dtype == jnp.bfloat16
-        assert np.array_equal(np.asarray(g), data)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["w"] = data.view("V2")
+        for source in (own_safetensors(tmp_path, data), untyped, file["w"]):
+            dtype = jnp.bfloat16 if source.dtype == np.dtype("V2") else None
+            for spec in (P("x", "y"), P(None, "y")):
+                g = gda.GlobalArray.from_source(source, MESH, spec, dtype=dtype)
+                assert g.dtype == jnp.bfloat16
+                assert np.array_equal(np.asarray(g), data)
 
 
 @pytest.mark.parametrize("kind", ["tensorstore_of", "hdf5", "own_safetensors", "zarr_array"])

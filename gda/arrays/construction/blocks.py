@@ -340,12 +340,10 @@ class BlockReader:
 
     def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
         """Copy the part of a block at ``index`` into its memory; cast and check it as a block."""
-        wanted = self.wanted_dtype or native(value.dtype)
-        if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
-            value = value.view(wanted)
         if value.dtype == out.dtype:
             np.copyto(out, value)
         else:
+            wanted = self.wanted_dtype or native(value.dtype)
             cast_into(out, value, _origin(index, is_narrowed=out.dtype != wanted))
 
     def check_shape(self, index: Index, shape: Shape) -> None:

@@ -15,11 +15,11 @@ from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, BorrowedBlo
 from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
 from gda.arrays.dtypes import is_extended, narrowed_dtype
 from gda.arrays.weak_types import is_weak
-from gda.layout.dtype_names import is_raw, native
+from gda.layout.dtype_names import native
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options
-from gda.storage.sources import Source, array_here, source_of
+from gda.storage.sources import Source, array_here, source_of, typed
 from gda.storage.tasks import Transfer
 
 
@@ -193,12 +193,7 @@ def pending_array_of_source(
         borrows=True,
         is_weak=is_weak(source),
     )
-    raw, wanted = found.dtype, reader.wanted_dtype
-    if is_raw(raw) and wanted is not None and wanted.itemsize != raw.itemsize:
-        raise TypeError(
-            f"the source has elements of {raw.itemsize} bytes without a NumPy type ({raw}); they "
-            f"cannot be {wanted}, of {wanted.itemsize} bytes. Pass the dtype that was saved"
-        )
+    found = typed(found, reader.wanted_dtype)
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))

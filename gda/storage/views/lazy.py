@@ -15,7 +15,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype, is_raw, native
 from gda.layout.spec import Shape, integers
 from gda.layout.text import counted
-from gda.storage.sources import HasReader, Source, source_of
+from gda.storage.sources import HasReader, Source, source_of, typed
 from gda.storage.views.mapping import Item, ViewMap, identity
 from gda.storage.views.reads import Joined, Mapped, SourceNode, source_of_node
 
@@ -150,12 +150,12 @@ class LazyArray(HasReader):
         node, wanted = self._node, native(as_dtype(dtype))
         if wanted == self.dtype:
             return self
-        if is_raw(self.dtype) and wanted.itemsize != self.dtype.itemsize:
-            raise TypeError(
-                f"the source has elements of {self.dtype.itemsize} bytes without a NumPy type "
-                f"({self.dtype}); they cannot be {wanted}, of {wanted.itemsize} bytes. Pass the "
-                "dtype that was saved"
-            )
+        if is_raw(self.dtype):
+            leaf, view_map = node.node, node.map
+            if not isinstance(leaf, SourceNode):
+                leaf, view_map = SourceNode(self, self._reader), identity(self.shape)
+            leaf = SourceNode(leaf.value, typed(leaf.source, wanted))
+            return LazyArray(Mapped(leaf, view_map, wanted))
         is_cast = node.dtype != node.node.dtype
         below, view_map = (node, identity(self.shape)) if is_cast else (node.node, node.map)
         return LazyArray(Mapped(below, view_map, wanted))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gda.layout.cover import READ_BYTES, boxes_of_chunks, groups_within
-from gda.layout.dtype_names import is_raw, native
+from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, common_box, hull_of, sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
@@ -165,9 +165,7 @@ class _Slice:
 
     def deliver(self, block: _Memory, at: Index) -> None:
         """Copy the elements out of a block of the source that lies at an index."""
-        if is_raw(block.dtype) and block.dtype.itemsize == self.target.dtype.itemsize:
-            block = block.view(self.target.dtype)
-        elif native(block.dtype) != self.leaf.dtype and not self.is_cast:
+        if native(block.dtype) != self.leaf.dtype and not self.is_cast:
             raise TypeError(
                 f"the source has dtype {self.leaf.dtype}, but its block has dtype {block.dtype}, "
                 "as in libraries that scale their data; choose one with .astype(dtype)"
@@ -182,7 +180,8 @@ class ReadPlan:
     """The slices to read, and the copies to make afterwards, for one block of a view."""
 
     def __init__(self) -> None:
-        self._slices: dict[int, list[_Slice]] = {}
+        # By their source, which may have been given more than one type.
+        self._slices: dict[tuple[int, np.dtype[Any]], list[_Slice]] = {}
         self.copies: deque[Callable[[], object]] = deque()  # in their order
 
     def add(self, node: Mapped | Joined, index: Index, out: _Memory) -> None:
@@ -226,7 +225,7 @@ class ReadPlan:
         memory = self._memory_of(box, target, below)
         if isinstance(below, SourceNode):
             part = _Slice(below, box, index, target, memory, target.dtype != below.dtype)
-            self._slices.setdefault(id(below.value), []).append(part)
+            self._slices.setdefault((id(below.value), below.dtype), []).append(part)
         elif memory is not None:
             yield below, index, memory
         else:

@@ -78,10 +78,21 @@ def test_all_dtypes(name: str) -> None:
         (stack([lazy(source).T, typed.T], axis=1), np.stack([typed.T, typed.T], axis=1)),
         (lazy(data).T.astype(name), typed.T),
         (lazy(typed.view(f"V{typed.itemsize}")).T.astype(name), typed.T),
+        (
+            stack([lazy(typed.view(f"V{typed.itemsize}")).T] * 2).astype(name),
+            np.stack([typed.T] * 2),
+        ),
     ]:
         block = np.asarray(view)
         assert block.dtype == typed.dtype
         assert block.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def test_one_source_without_a_type_may_be_given_two() -> None:
+    raw = numbers(4, 3).astype(ml_dtypes.bfloat16).view("V2")
+    views = [lazy(raw).astype(dtype).astype("float32") for dtype in ("bfloat16", "float16")]
+    expected = [raw.view(dtype).astype("float32") for dtype in (ml_dtypes.bfloat16, np.float16)]
+    np.testing.assert_array_equal(stack(views), np.stack(expected))
 
 
 def test_a_cast_of_elements_without_a_type_keeps_their_size() -> None:
