@@ -23,17 +23,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gda.layout.strict_json import parse_json
 from gda.multihost.background import in_thread
 from gda.storage.stores.checksums import crc32c, require_crc32c
+from gda.storage.system_calls import in_calls
 
 Elements = np.ndarray[Any, Any]
 BlockAs = tuple[Elements, np.dtype[Any]]  # a block, and the dtype in which it is sent
-Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
 
 # With its version: programs of different versions of gda must not misunderstand each other.
 _GREETING = b"gda offer 4\n"
@@ -324,32 +324,35 @@ class Connection:
     def _bytes(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            most = min(count - len(data), _PART_BYTES)
-            data += self._do(lambda most=most: self._socket.recv(most))
+            part = bytearray(min(count - len(data), _PART_BYTES))
+            self._fill(part)
+            data += part
         return bytes(data)
 
-    def _fill(self, data: Elements, sums: list[int] | None = None, number: int = 0) -> None:
-        """Receive bytes, and add them to a CRC-32C while they are cached."""
-        while len(data):
-            count = self._do(lambda data=data: self._socket.recv_into(data.data))
-            if sums is not None:
-                sums[number] = crc32c(data[:count], sums[number])
-            data = data[count:]
+    def _fill(self, data: Any, sums: list[int] | None = None, number: int = 0) -> None:
+        self._transfer(self._socket.recv_into, data, sums, number)
 
-    def _send(self, data: bytes | Elements, sums: list[int] | None = None, number: int = 0) -> None:
-        """Send bytes, and add them to a CRC-32C while they are cached."""
-        data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-        while len(data):
-            count = self._do(lambda data=data: self._socket.send(data.data))
-            if sums is not None:
-                sums[number] = crc32c(data[:count], sums[number])
-            data = data[count:]
+    def _send(self, data: Any, sums: list[int] | None = None, number: int = 0) -> None:
+        self._transfer(self._socket.send, data, sums, number)
 
-    def _do(self, step: Callable[[], Moved]) -> Moved:
-        """Return what a step sent or received, after as many attempts as the deadline allows."""
+    def _transfer(
+        self, do: Callable[[memoryview], int], data: Any, sums: list[int] | None, number: int
+    ) -> None:
+        """Send or receive bytes, and add them to a CRC-32C while they are cached."""
+
+        def call(rest: memoryview, _: int) -> int:
+            count = self._do(lambda: do(rest))
+            if sums is not None:
+                sums[number] = crc32c(np.frombuffer(rest[:count], np.uint8), sums[number])
+            return count
+
+        in_calls(call, data)
+
+    def _do(self, step: Callable[[], int]) -> int:
+        """Return the bytes of a step, tried as often as the deadline allows."""
         while True:
             self.deadline.check(self.peer)
-            moved = None
+            moved = 0
             try:
                 self._socket.settimeout(max(min(self.deadline.left(), _LOOK_EVERY), 0.001))
                 if not (moved := step()):

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout.spec import Shape
+from gda.storage.system_calls import write_all
 
 # Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
 PART_BYTES = 4 * 1024 * 1024
@@ -91,18 +92,6 @@ def axis_of_runs(shape: Shape, block: Shape) -> int:
     """
     cut = [axis for axis, size in enumerate(shape) if block[axis] != size]
     return cut[-1] if cut else 0
-
-
-def write_all(write: Callable[[memoryview, int], int], data: Any) -> None:
-    """Write memory by calls of ``write(rest, number of bytes before it)``, which returns a number.
-
-    One call of the system writes at most 2 GiB, and may write less than it was given.
-    """
-    view, done = memoryview(data).cast("B"), 0
-    while done < len(view):
-        if not (written := write(view[done:], done)):
-            raise OSError(errno.EIO, f"the file took {done} of {len(view)} bytes and no more")
-        done += written
 
 
 @contextlib.contextmanager

@@ -22,9 +22,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from gda.storage.new_files import about as _about
-from gda.storage.new_files import begin_to_sync, sync_folder, write_all
+from gda.storage.new_files import begin_to_sync, sync_folder
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
+from gda.storage.system_calls import in_calls, write_all
 
 LOCK = ".lock"  # at the top level; held while a save runs
 
@@ -123,7 +124,7 @@ class FileStore:
     def head(self, name: str, nbytes: int) -> bytes:
         """Return so many first bytes of a file, or all if it has less."""
         with self._opened(name) as (handle, _):
-            return os.read(handle, nbytes)
+            return _read(handle, nbytes)
 
     @contextlib.contextmanager
     def replacing(self, name: str, data: bytes, version: bytes | None) -> Iterator[None]:
@@ -167,11 +168,7 @@ class FileStore:
         with self._opened(name) as (handle, size):
             if size > most_bytes:
                 raise ValueError(f"has {size} bytes; expected are at most {most_bytes}")
-            parts = []
-            while size and (part := os.read(handle, size)):
-                parts.append(part)
-                size -= len(part)
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return _read(handle, size)
 
     def read_into(self, name: str, payload: Bytes, tail: Bytes) -> tuple[int, int]:
         """Read a file that fills both buffers; return its size and the CRC-32C of the payload.
@@ -408,9 +405,11 @@ def _write_all(handle: int, part: Any) -> None:
     write_all(lambda rest, _: os.writev(handle, [rest]), part)
 
 
+def _read(handle: int, nbytes: int) -> bytes:
+    with open(handle, "rb", closefd=False) as file:  # repeats short reads
+        return file.read(nbytes)
+
+
 def _fill(handle: int, buffer: Bytes) -> int:
     """Read into memory; return the number of bytes, less if the file has become shorter."""
-    rest = buffer.data
-    while rest and (count := os.readv(handle, [rest])):
-        rest = rest[count:]
-    return buffer.nbytes - len(rest)
+    return in_calls(lambda rest, _: os.readv(handle, [rest]), buffer)
