@@ -1,9 +1,9 @@
 """Changed copies of gda that a test should refuse: `python tests/mutants.py`, on Python 3.12 on.
 
 A *mutant* is gda with one operator, constant, condition or statement changed, in a copy of the
-tree. It is killed if a test of its folder fails, or does not end. The tests that run the changed
-line are tried, those of the file of its module first. So a run begins by recording the lines of
-each test.
+tree. It is killed if a test of its folder fails, or does not end; else by a test of a folder above.
+The tests that run the changed line are tried, those of the file of its module first. So a run
+begins by recording the lines of each test.
 
 A change that no test could see is no mutant. So nothing is changed in
 
@@ -25,18 +25,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("layout", "arrays", "trees", "checkpoint")
+FOLDERS = ("layout", "arrays", "trees", "checkpoint")  # from the lowest layer to the highest
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -261,51 +262,52 @@ def _git(*words: str) -> str:
 
 
 class Tests:
-    """The lines that each test of a folder runs, recorded once for all mutants of the folder."""
+    """The tests of a folder, with the lines that each runs, recorded once for all mutants."""
 
     def __init__(self, folder: str, work: Path, processes: int) -> None:
-        self._records: dict[str, Any] = {}
-        record = work / f"lines-{folder}-{_digest(folder)}.jsonl"
+        self.folder, self._work, self._processes = folder, work, processes
+        self._guard = threading.Lock()
+
+    @cached_property
+    def _records(self) -> list[Any]:
+        """The tests that passed, when they are needed first."""
+        record = self._work / f"lines-{self.folder}-{_digest(self.folder)}.jsonl"
         if not record.exists():
-            print(f"recording the lines of tests/{folder}", flush=True)
-            copy, parts = Copy(work / "record"), work / "parts"
+            print(f"recording the lines of tests/{self.folder}", flush=True)
+            copy, parts = Copy(self._work / "record"), self._work / "parts"
             shutil.rmtree(parts, ignore_errors=True)
             parts.mkdir()
-            words = ["-p", "lines_run", "-n", processes, f"tests/{folder}"]
+            words = ["-p", "lines_run", "-n", self._processes, f"tests/{self.folder}"]
             code, output = copy.run(words, 3 * 3600, LINES_RUN=str(parts))
             if code not in (0, 1):
-                sys.exit(f"the tests of {folder} did not run:\n{output[-5000:]}")
-            texts = [part.read_text() for part in sorted(parts.iterdir())]
-            record.write_text("".join(texts))
-        for line in record.read_text().splitlines():
-            self._add(json.loads(line))
-        self._records = {
-            test: each
-            for test, each in self._records.items()
-            if each["passed"] and f"{each['test'].split('::')[0]}".startswith(f"tests/{folder}/")
-        }
-
-    def _add(self, new: Any) -> None:
-        known = self._records.setdefault(new["test"], new)
-        if known is not new:  # of another process
-            known["seconds"] = max(known["seconds"], new["seconds"])
-            known["passed"] &= new["passed"]
-            for name, lines in new["lines"].items():
-                known["lines"][name] = [*known["lines"].get(name, ()), *lines]
+                sys.exit(f"the tests of {self.folder} did not run:\n{output[-5000:]}")
+            record.write_text("".join([part.read_text() for part in sorted(parts.iterdir())]))
+        found: dict[str, Any] = {}
+        for new in map(json.loads, record.read_text().splitlines()):
+            known = found.setdefault(new["test"], new)
+            if known is not new:  # of another process
+                known["seconds"] = max(known["seconds"], new["seconds"])
+                known["passed"] &= new["passed"]
+                for name, lines in new["lines"].items():
+                    known["lines"][name] = [*known["lines"].get(name, ()), *lines]
+        return [each for each in found.values() if each["passed"]]
 
     def of(self, mutant: Mutant) -> tuple[list[str], float, bool]:
         """Return tests, how long they took, and True if one of them runs a line of the mutant."""
         lines, own = set(mutant.lines), f"/test_{Path(mutant.path).stem}.py::"
-        there = [each for each in self._records.values() if mutant.path in each["lines"]]
+        with self._guard:
+            there = [each for each in self._records if mutant.path in each["lines"]]
         found = [each for each in there if not lines.isdisjoint(each["lines"][mutant.path])]
         # Of a function with a cache, only the first test runs the lines.
         more = [each for each in there if own in each["test"] and each not in found]
+        if not found and mutant.path.startswith(f"gda/{self.folder}/"):
+            more = there
 
         def rank(each: Any) -> tuple[bool, bool, float]:
-            return each["has_processes"], own not in each["test"], each["seconds"]
+            return own not in each["test"], each["has_processes"], each["seconds"]
 
         seconds, chosen = 0.0, []
-        for each in sorted([*found, *more] or there, key=rank):
+        for each in sorted([*found, *more], key=rank):
             if chosen and seconds + each["seconds"] > _SECONDS:
                 break
             seconds += each["seconds"]
@@ -319,21 +321,25 @@ def _digest(folder: str) -> str:
     return hashlib.sha256(b"".join(each.read_bytes() for each in sorted(files))).hexdigest()[:12]
 
 
-def tried(mutant: Mutant, copy: Copy, tests: Tests) -> str:
-    """Return the fate of a mutant: killed, timeout, survived, or survived because it never ran."""
-    chosen, seconds, is_run = tests.of(mutant)
-    if not chosen:
-        return "survived, run by no test"
+def tried(mutant: Mutant, copy: Copy, of_folders: Sequence[Tests]) -> str:
+    """Return the fate of a mutant after the tests of its folder, and then those of others."""
+    is_known = False
     copy.change(mutant, mutant.new)
     try:
-        code, output = copy.run(["-x", "-p", "no:randomly", *chosen], _LEAST_LIMIT + 5 * seconds)
+        for tests in of_folders:
+            chosen, seconds, is_run = tests.of(mutant)
+            is_known |= is_run
+            code, output = (
+                copy.run(["-x", *chosen], _LEAST_LIMIT + 5 * seconds) if chosen else (0, "")
+            )
+            if code == 4 and "ImportError while loading conftest" not in output:
+                sys.exit(f"pytest was called in a wrong way; is a test gone?\n{output[-2000:]}")
+            if code != 0:
+                how = "timeout" if code is None else "killed"
+                return how if tests is of_folders[0] else f"{how} by tests/{tests.folder}"
     finally:
         copy.change(mutant, mutant.old)
-    if code == 4 and "ImportError while loading conftest" not in output:
-        sys.exit(f"pytest was called in a wrong way; is a recorded test gone?\n{output[-2000:]}")
-    if code == 0:
-        return "survived" if is_run else "survived, run by no test"
-    return "timeout" if code is None else "killed"
+    return "survived" if is_known else "survived, run by no test"
 
 
 @cache
@@ -361,7 +367,7 @@ def main() -> None:
         if options.only:
             chosen = [mutant for mutant in there if options.only in str(mutant)]
         sample += [(folder, mutant) for mutant in chosen]
-    tests = {folder: Tests(folder, work, options.processes) for folder, _ in sample}
+    tests = {folder: Tests(folder, work, options.processes) for folder in FOLDERS}
     copies: SimpleQueue[Copy] = SimpleQueue()
     for number in range(options.processes):
         copies.put(Copy(work / f"copy-{number}"))
@@ -370,7 +376,7 @@ def main() -> None:
     def fate_of(folder: str, mutant: Mutant) -> None:
         copy, begun = copies.get(), time.monotonic()
         try:
-            fate = tried(mutant, copy, tests[folder])
+            fate = tried(mutant, copy, [tests[each] for each in FOLDERS[FOLDERS.index(folder) :]])
         finally:
             copies.put(copy)
         fates[folder, fate] += 1
@@ -379,14 +385,15 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         for done in [pool.submit(fate_of, *pair) for pair in sample]:
             done.result()
-    print("\n| folder | mutants | tried | killed | killed of tried |\n|---|---|---|---|---|")
+    heads = ("folder", "mutants", "tried", "killed", "by tests of another folder", "of tried")
+    print("", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", sep="\n")
     for folder in options.folders:
-        counts = {fate: n for (of, fate), n in fates.items() if of == folder}
-        num_tried, killed = sum(counts.values()), counts.get("killed", 0) + counts.get("timeout", 0)
+        counts = Counter({fate: n for (of, fate), n in fates.items() if of == folder})
+        killed = counts.total() - counts["survived"] - counts["survived, run by no test"]
+        own, num_tried = counts["killed"] + counts["timeout"], counts.total()
+        cells = (len(all_mutants(folder)), num_tried, own, killed - own)
         share = f"{killed / num_tried:.0%}" if num_tried else ""
-        print(
-            f"| `gda/{folder}` | {len(all_mutants(folder)):,} | {num_tried} | {killed} | {share} |"
-        )
+        print(f"| `gda/{folder}` | {' | '.join(map('{:,}'.format, cells))} | {share} |")
 
 
 if __name__ == "__main__":

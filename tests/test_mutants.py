@@ -80,6 +80,8 @@ def test_hangs():
 
 
 class _TestOfSign:
+    folder = "program"
+
     def of(self, mutant: Mutant) -> tuple[list[str], float, bool]:
         return ["tests/test_sign.py::test_sign"], 0.0, True
 
@@ -96,7 +98,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 def test_a_mutant_is_killed_by_a_test_that_fails(copy: Copy, tmp_path: Path) -> None:
     fates = {
-        each.new: tried(each, copy, _TestOfSign())
+        each.new: tried(each, copy, [_TestOfSign()])
         for each in mutants_of(SIGN, "program/sign.py")
         if each.new in ("False", "(n >= 1)")
     }

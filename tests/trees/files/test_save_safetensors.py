@@ -312,6 +312,46 @@ def test_a_memory_map_is_saved_on_a_kernel_without_huge_pages(
     np.testing.assert_array_equal(open_safetensors(tmp_path / "model")["w"][...], data)
 
 
+@pytest.mark.parametrize("mesh_shape", [{"x": 2}, {"x": 8}])
+def test_all_is_durable_before_it_is_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh_shape: dict[str, int]
+) -> None:
+    steps: list[tuple[str, int]] = []  # what was done with the file of a number
+    written: dict[int, int] = {}  # the last step that wrote to it
+    real = {name: getattr(os, name) for name in ("fsync", "pwrite", "replace")}
+
+    def noted(name: str, number: int) -> None:
+        steps.append((name, number))
+        if name == "pwrite":
+            written[number] = len(steps)
+
+    def fsync(file: int) -> None:
+        real["fsync"](file)
+        noted("fsync", os.fstat(file).st_ino)
+
+    def pwrite(file: int, *given: Any) -> int:
+        noted("pwrite", os.fstat(file).st_ino)
+        return real["pwrite"](file, *given)
+
+    def replace(path: Any, place: Any) -> None:
+        noted("replace", os.stat(path).st_ino)
+        real["replace"](path, place)
+
+    for function in (fsync, pwrite, replace):
+        monkeypatch.setattr(os, function.__name__, function)
+    mesh = mesh_of(mesh_shape)
+    tree = {str(n): cut(batch(8, 64), mesh, (P("x"), P(None, "x"))[n % 2]) for n in range(6)}
+    save_safetensors(tmp_path / "model", tree, max_file_bytes=5000)
+    monkeypatch.undo()
+    files = [each for each in (tmp_path / "model").iterdir() if each.suffix == ".safetensors"]
+    assert len(files) == 3
+    last = {step: at for at, step in enumerate(steps, 1)}
+    for number in [each.stat().st_ino for each in files]:
+        assert written[number] < last["fsync", number] < last["replace", number]
+    replaced = max(at for (name, _), at in last.items() if name == "replace")
+    assert replaced < last["fsync", (tmp_path / "model").stat().st_ino]
+
+
 # Several processes.
 
 
