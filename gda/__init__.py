@@ -81,6 +81,7 @@ _MODULE_OF = {
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal_facts",
     "Advice": "gda.compiled.report.advice",
+    "CheckpointInterval": "gda.compiled.checkpoint_interval",
     # Test, and read code of others.
     "testing": "gda.testing",
     "compat": "gda.compat",
@@ -116,6 +117,7 @@ _UNLISTED = {
     "Temporary",
     "ArgumentBytes",
     "Advice",
+    "CheckpointInterval",
 }
 
 _MODULES = {"checkpoint", "compat", "launch", "show", "storage", "testing"}

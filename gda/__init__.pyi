@@ -62,6 +62,7 @@ from gda.compiled.seconds import PlaceSeconds as PlaceSeconds
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal_facts import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
+from gda.compiled.checkpoint_interval import CheckpointInterval as CheckpointInterval
 from gda import testing as testing
 from gda import compat as compat
 from gda.mesh import get_shard_shape as get_shard_shape

@@ -8,6 +8,6 @@ traced, lowered or compiled), ``communication_rules`` (what is allowed), ``colle
 (``gda.collectives`` and ``gda.assert_collectives``); ``topologies`` (``gda.rehearsal_mesh``),
 ``abstract`` (``gda.abstract``), ``traces``, ``torus``, ``collective_times`` and ``seconds``,
 ``rehearsal_facts`` (the fields of a rehearsal), ``report`` (its text and advice), ``changes``
-(those from a golden file), ``rehearsal`` (all of them as one object) and ``rehearse``
-(``gda.rehearse`` and ``gda.assert_fits``).
+(those from a golden file), ``checkpoint_interval``, ``rehearsal`` (all of them as one object) and
+``rehearse`` (``gda.rehearse`` and ``gda.assert_fits``).
 """

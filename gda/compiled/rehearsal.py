@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gda.compiled.changes import check
+from gda.compiled.checkpoint_interval import CheckpointInterval, interval_of
 from gda.compiled.rehearsal_facts import RehearsalFacts
 from gda.compiled.report.advice import Advice, advice_of, shortfall_of
 from gda.compiled.report.rehearsal_text import parts_of
@@ -60,6 +61,7 @@ class Rehearsal(RehearsalFacts, Report):
       examples, price: as they were given.
       seconds_advised: the estimate for the same call with its batch sharded over the axes that
         shard no argument; None unless devices repeat work and this was rehearsed as well.
+      num_hosts: the hosts of the devices.
 
     >>> import gda, numpy as np
     >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
@@ -80,6 +82,45 @@ class Rehearsal(RehearsalFacts, Report):
         """
         return advice_of(self)
 
+    @public
+    def checkpoint_interval(
+        self,
+        *,
+        seconds_between_failures: float,
+        save_seconds: float,
+        restart_seconds: float = 0.0,
+    ) -> CheckpointInterval:
+        """Return the time between checkpoints that loses least, and the time that it leaves.
+
+        Saving often costs saves; saving rarely loses more training in a failure. The interval is
+        Young's square root of ``2 * save_seconds * seconds_between_failures`` with two further
+        terms of Daly, and the share of training is that of Daly's model: failures are independent
+        and may strike saves and restarts too.
+
+        - J. W. Young, A first order approximation to the optimum checkpoint interval,
+          Communications of the ACM 17(9), 1974.
+        - J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
+          Future Generation Computer Systems 22(3), 2006.
+
+        Args:
+          seconds_between_failures: the mean of the whole job: that of one host divided by the
+            number of hosts.
+          save_seconds: the time that a save holds the training loop.
+          restart_seconds: from a failure until training goes on at the last checkpoint.
+
+        Raises:
+          ValueError: a time is no number above 0; ``restart_seconds`` may be 0.
+
+        >>> import gda, jax, numpy as np
+        >>> rehearsal = gda.rehearse(jax.numpy.sin, np.zeros(8, np.float32))
+        >>> interval = rehearsal.checkpoint_interval(
+        ...     seconds_between_failures=4 * 3600, save_seconds=30, restart_seconds=300)
+        >>> round(interval.seconds), round(interval.training_share, 3)
+        (910, 0.918)
+        """
+        times = seconds_between_failures, save_seconds, restart_seconds
+        return interval_of(*times, self.seconds.estimate)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON."""
         found = None if self.collectives is None else [*map(asdict, self.collectives)]
@@ -96,6 +137,7 @@ class Rehearsal(RehearsalFacts, Report):
             "cost": self.cost,
             "repetitions": self.repetitions,
             "least_devices": self.least_devices,
+            "state_bytes": self.state_bytes,
         }
 
     @public

@@ -108,6 +108,17 @@ class RehearsalFacts:
     examples: float | None = None
     price: float | None = None
     seconds_advised: float | None = None
+    num_hosts: int = 1
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes that each host writes in a checkpoint of the state, each block once.
+
+        The state are the arguments that are donated, or that a result could replace. The hosts
+        share the blocks, as in ``gda.checkpoint.save``.
+        """
+        state = (each for each in self.arguments if each.is_donated or each.could_be_donated)
+        return math.ceil(sum(map(self._whole_bytes, state)) / self.num_hosts)
 
     @property
     def least_devices(self) -> int | None:
@@ -117,12 +128,12 @@ class RehearsalFacts:
         """
         if not self.capacity_bytes:
             return None
-        nbytes = sum(
-            each.nbytes * ShardGrid(each.shape, self.mesh_shape, each.spec or ()).num_shards
-            for each in self.arguments
-            if not each.is_on_host
-        )
-        return max(1, math.ceil(nbytes / self.capacity_bytes))
+        on_devices = (each for each in self.arguments if not each.is_on_host)
+        return max(1, math.ceil(sum(map(self._whole_bytes, on_devices)) / self.capacity_bytes))
+
+    def _whole_bytes(self, argument: ArgumentBytes) -> int:
+        grid = ShardGrid(argument.shape, self.mesh_shape, argument.spec or ())
+        return argument.nbytes * grid.num_shards
 
     @property
     def unused_axes(self) -> tuple[str, ...]:

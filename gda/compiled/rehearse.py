@@ -196,6 +196,7 @@ def rehearsal_of(
         message=build.failure.strip(),
         examples=examples,
         price=price,
+        num_hosts=1 if mesh is None else len({each.process_index for each in mesh.devices.flat}),
     )
     kind = kind_of_device(device.device_kind)
     of_model = repetitions_of(rehearsal.flops, num_devices, flops_model)
