@@ -18,7 +18,7 @@ from damaged import limit_sizes
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from leaks import no_thread_is_left  # noqa: F401, of every test
-from meshes import batch, cut, is_right, mesh_of
+from meshes import ORDERS, batch, cut, is_right, mesh_of, ordered_mesh
 from running import python
 
 import gda
@@ -342,3 +342,16 @@ def test_fingerprints_are_those_of_the_arrays(
     expected |= {name: expected[other] for name, (_, other) in same.items()}
     for leaf in gda.checkpoint.inspect(tmp_path).leaves:
         assert leaf.fingerprint == expected[leaf.path[0]]
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("order", ["interleaved", "shuffled"])
+def test_fingerprints_of_blocks_of_several_processes(shared_tmp_path: Path, order: str) -> None:
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2})
+    specs = [P("x"), P("y"), P("y", "x"), P(None, ("x", "y")), P(("y", "x")), P()]
+    data = {str(number): batch(8, 16) + number for number in range(len(specs))}
+    tree = {name: cut(data[name], mesh, specs[int(name)]) for name in data}
+    save(shared_tmp_path / "a", tree)
+    leaves = gda.checkpoint.inspect(shared_tmp_path / "a").leaves
+    found = {leaf.path[0]: leaf.fingerprint for leaf in leaves}
+    assert found == {name: gda.fingerprint(value) for name, value in data.items()}
