@@ -224,30 +224,25 @@ def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
             raise ValueError(
                 f"the callback returned one buffer for the indices {first} and {second}; a buffer "
                 "that is filled again and again holds only the last block. Return array.copy(), or "
-                "yield the blocks one by one: each is copied before the next. A constant may have "
-                "several: set flags.writeable = False of it, and of the array that it is a view of"
+                "yield the blocks one by one: each is copied before the next. To give one block to "
+                "several indices on purpose, first set block.flags.writeable = False"
             )
 
 
 def _memory_of(array: Any) -> int | None:
-    """Return the address of a block in whose memory NumPy may write; ``None`` for any other."""
+    """Return the address of a block that may have been filled again; ``None`` for any other.
+
+    A read-only array may be every block, such as each row of ``numpy.broadcast_to``.
+    """
     if isinstance(array, jax.Array):
         if is_tracer(array) or array.is_deleted() or is_extended(array.dtype):
             return None
         if len(array.devices()) > 1 or not is_on_cpu(array):
             return None
-        array = np.asarray(array)
-    if not isinstance(array, np.ndarray) or not array.size or _is_constant(array):
+        array = np.asarray(array)  # perhaps of memory that NumPy has filled
+    elif not isinstance(array, np.ndarray) or not array.flags.writeable:
         return None
-    return array.__array_interface__["data"][0]
-
-
-def _is_constant(array: np.ndarray[Any, Any]) -> bool:
-    """Return True if nothing can write to the memory of an array, of which it may be a view."""
-    base: Any = array
-    while isinstance(base, np.ndarray) and not base.flags.writeable:
-        base = base.base
-    return base is None or isinstance(base, bytes)
+    return array.__array_interface__["data"][0] if array.size else None
 
 
 _PER_INDEX = "index, repeats included"
