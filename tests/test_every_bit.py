@@ -140,7 +140,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
         for each in (G, PADDED)
     ],
     "reshard": lambda _: [
-        g.reshard(*to, donate=donate, max_bytes=most)
+        g.reshard(*to, donate=donate, max_device_bytes=most)
         for donate in (False, True)
         for most in (None, 100)
         for g in (copy.deepcopy(G), copy.deepcopy(PADDED), gda.GlobalArray.from_array(ONE + 0))

@@ -207,8 +207,15 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("g: layout", lambda w: {"g": w.columns["a"]}, "process 1: spec P(None, 'x')"),
         Case("g: dtype", lambda w: {"g": w.booleans}, "process 1: dtype bool"),
         Case("process", lambda w: {"process": 0}, "process 1: process 0"),
-        Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
-        Case("max_bytes", lambda w: {"max_bytes": 0}, "process 1 failed: ValueError", ValueError),
+        Case(
+            "max_device_bytes", lambda w: {"max_device_bytes": 64}, "process 1: max_device_bytes 64"
+        ),
+        Case(
+            "max_device_bytes",
+            lambda w: {"max_device_bytes": 0},
+            "process 1 failed: ValueError",
+            ValueError,
+        ),
         Case("the function", lambda w: {"call": "fingerprint"}, "process 1: call Global"),
     ],
     fingerprint: [
@@ -219,7 +226,9 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("mesh: processes", lambda w: {"mesh": w.half}, "process 1: mesh {'x': 4}"),
         Case("spec", lambda w: {"spec": P()}, "process 1: spec P()"),
         Case("spec", lambda w: {"spec": P("y")}, "process 1 failed: ValueError", ValueError),
-        Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
+        Case(
+            "max_device_bytes", lambda w: {"max_device_bytes": 64}, "process 1: max_device_bytes 64"
+        ),
         Case("donate", lambda w: {"donate": True}, "process 1: donate True"),
     ],
     reshard_tree: [
@@ -227,7 +236,9 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("mesh: order", lambda w: {"mesh": w.mesh}, "process 1: device order"),
         Case("specs", lambda w: {"specs": P(None, "x")}, "process 1: spec P(None, 'x')"),
-        Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
+        Case(
+            "max_device_bytes", lambda w: {"max_device_bytes": 64}, "process 1: max_device_bytes 64"
+        ),
         Case("donate", lambda w: {"donate": True}, "process 1: donate True"),
     ],
     check_replicas_agree: [

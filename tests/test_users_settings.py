@@ -46,7 +46,7 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: gda.PaddedArray.from_callback((5, 4), MESH, P("x"), ODD.__getitem__),
     lambda g, p: (p.mask(), p.filled(1), p.fingerprint(), p.reshard(P("y")), p.gather()),
     lambda g, p: [np.asarray(shard.data) for each in (g, p) for shard in each.local_shards],
-    lambda g, p: (g.gather(), g.fingerprint(), g.reshard(P(None, "y"), max_bytes=1)),
+    lambda g, p: (g.gather(), g.fingerprint(), g.reshard(P(None, "y"), max_device_bytes=1)),
     lambda g, p: (copy.deepcopy([g, p]), pickle.loads(pickle.dumps([g, p]))),
     lambda g, p: (copy.deepcopy(KEYS), pickle.loads(pickle.dumps(KEYS))),
     lambda g, p: next(gda.prefetch([{"w": DATA}], MESH, P("x"))),

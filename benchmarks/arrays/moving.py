@@ -95,7 +95,7 @@ def _array(move: Move) -> gda.GlobalArray:
 
 
 def _reshard(move: Move) -> Any:
-    return _array(move).reshard(move.sharding, max_bytes=MAX_BYTES).array
+    return _array(move).reshard(move.sharding, max_device_bytes=MAX_BYTES).array
 
 
 def _device_put(move: Move) -> Any:
@@ -301,7 +301,7 @@ def works(quick: bool) -> list[Work]:
     memory = [
         Work(
             f"memory of a process with {DEVICES} devices beyond both arrays, reshard of 1 GiB with "
-            f"max_bytes of {MAX_BYTES // 2**20} MiB: {name}",
+            f"max_device_bytes of {MAX_BYTES // 2**20} MiB: {name}",
             partial(_remembering, move, quick),
             limit=WithinMiB(DEVICES * MAX_BYTES // 2**20),
             ours="reshard",

@@ -337,7 +337,7 @@ class Container:
         spec: SpecLike | None = None,
         /,
         *,
-        max_bytes: int | None = None,
+        max_device_bytes: int | None = None,
         donate: bool = False,
     ) -> Self:
         """Move the data to another layout; communicates between processes.
@@ -353,13 +353,13 @@ class Container:
         the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``.
 
         Args:
-          max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
-            and at least an element or two.
+          max_device_bytes: the most bytes that a device holds of pieces on their way, by default
+            256 MiB, and at least an element or two.
           donate: delete this array when its data has left. Without it, the new container and this
             one may share blocks that stay, and are then deleted or donated together.
 
         Raises:
-          ValueError: the spec does not fit, or ``max_bytes`` is below 1.
+          ValueError: the spec does not fit, or ``max_device_bytes`` is below 1.
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or one failed,
             died or did not come within half an hour; in each process.
@@ -377,15 +377,18 @@ class Container:
         if not isinstance(array, jax.ShapeDtypeStruct):
             array = self._live("inside jit use gda.constrain")
         shape = self._shape_if_padded
-        return self._with_array(moving.reshard(array, mesh_or_spec, spec, shape, max_bytes, donate))
+        moved = moving.reshard(array, mesh_or_spec, spec, shape, max_device_bytes, donate)
+        return self._with_array(moved)
 
     @overload
-    def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
+    def gather(
+        self, process: None = None, *, max_device_bytes: int | None = None
+    ) -> AnyNDArray: ...
     @overload
-    def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
+    def gather(self, process: int, *, max_device_bytes: int | None = None) -> AnyNDArray | None: ...
     @communicates("{self.__class__.__name__}.gather", _if_shared)
     def gather(
-        self, process: int | None = None, *, max_bytes: int | None = None
+        self, process: int | None = None, *, max_device_bytes: int | None = None
     ) -> AnyNDArray | None:
         """Return the whole value, without padding, as a new NumPy array; communicates.
 
@@ -395,18 +398,18 @@ class Container:
 
         Args:
           process: the only process that needs the value. The others get ``None``.
-          max_bytes: the most bytes that a device may hold at a time, by default 256 MiB, and at
-            least one byte of each process.
+          max_device_bytes: the most bytes that a device may hold at a time, by default 256 MiB, and
+            at least one byte of each process.
 
         Raises:
-          ValueError: there is no such process, ``max_bytes`` is below 1, or only one other process
-            holds the array.
+          ValueError: there is no such process, ``max_device_bytes`` is below 1, or only one other
+            process holds the array.
           TypeError: the array has PRNG keys, which NumPy does not have, or is being traced.
           RuntimeError: the array was deleted or donated.
         """
         from gda.arrays.transport import moving
 
-        return moving.gather(self._live(), process, max_bytes, self._shape_if_padded)
+        return moving.gather(self._live(), process, max_device_bytes, self._shape_if_padded)
 
     @communicates("GlobalArray.fingerprint", _if_shared)
     def fingerprint(self) -> str:

@@ -246,30 +246,33 @@ def _with_sharded_batch(
 
 @set_module("gda")
 @public
-def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwargs: Any) -> None:
+def assert_fits(
+    fun: Program, /, *args: Any, max_peak_bytes: int | None = None, **kwargs: Any
+) -> None:
     """Fail unless a call ``fun(*args, **kwargs)`` fits into the memory of a device. For tests.
 
     Args:
       fun, args, kwargs: as for ``gda.rehearse``; nothing is run.
-      max_bytes: an upper bound on the peak on one device; by default the capacity of the devices.
+      max_peak_bytes: a bound on the peak on one device; by default the capacity of the devices.
 
     Raises:
       AssertionError: it does not fit; the message has the rehearsal.
-      ValueError: there is no ``max_bytes``, and the capacity of the devices is unknown.
+      ValueError: there is no ``max_peak_bytes``, and the capacity of the devices is unknown.
       TypeError, Exception: as ``gda.rehearse``.
 
     >>> import gda, jax, numpy as np
-    >>> gda.assert_fits(jax.numpy.sin, np.zeros(1000, np.float32), max_bytes=10_000)
+    >>> gda.assert_fits(jax.numpy.sin, np.zeros(1000, np.float32), max_peak_bytes=10_000)
     """
-    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
-        raise ValueError(f"max_bytes must be a number of bytes, 0 or more, not {max_bytes!r}")
+    if max_peak_bytes is not None and (type(max_peak_bytes) is not int or max_peak_bytes < 0):
+        raise ValueError(f"max_peak_bytes must be a number, 0 or more, not {max_peak_bytes!r}")
     found = rehearse(fun, *args, **kwargs)
-    if max_bytes is None and found.fits is None:
+    if max_peak_bytes is None and found.fits is None:
         raise ValueError(
-            f"the memory of a device of kind {found.device_kind!r} is unknown; give max_bytes"
+            f"the memory of a device of kind {found.device_kind!r} is unknown; give max_peak_bytes"
         )
-    limit = found.capacity_bytes if max_bytes is None else max_bytes
-    if found.fits is False or (max_bytes is not None and (found.peak_bytes or 0) > max_bytes):
+    limit = found.capacity_bytes if max_peak_bytes is None else max_peak_bytes
+    is_above = max_peak_bytes is not None and (found.peak_bytes or 0) > max_peak_bytes
+    if found.fits is False or is_above:
         peak = "too much memory" if found.peak_bytes is None else format_bytes(found.peak_bytes)
         raise AssertionError(
             f"{found.name} takes {peak} on a device, {format_size(limit)} are allowed\n{found}"

@@ -34,7 +34,7 @@ def reshard_tree(
     specs: PartitionSpec | SpecOf | Any = None,
     *,
     pad: bool = False,
-    max_bytes: int | None = None,
+    max_device_bytes: int | None = None,
     donate: bool = False,
 ) -> Any:
     """Move a tree of arrays to any mesh of the program's devices; communicates.
@@ -53,10 +53,11 @@ def reshard_tree(
         place.
       mesh, specs: as in ``load_tree``; specs are those of the new mesh.
       pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
-      max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.
-      donate: delete each array as soon as it has left. The arrays of ``max_bytes``, or one larger
-        array, are then held twice at a time, not the whole tree. Without it, both trees may share
-        the blocks that stay on their devices.
+      max_device_bytes: the most bytes that a device holds of pieces on their way, by default
+        256 MiB.
+      donate: delete each array as soon as it has left. The arrays of ``max_device_bytes``, or one
+        larger array, are then held twice at a time, not the whole tree. Without it, both trees may
+        share the blocks that stay on their devices.
 
     Returns:
       the same tree in its new layout, with a ``jax.Array`` for each ``jax.ShapeDtypeStruct``.
@@ -97,7 +98,7 @@ def reshard_tree(
     # Those of the mesh meet also if this tree has nothing to move; without a mesh, all do.
     named = mesh_named_by(mesh)
     others = range(jax.process_count()) if named is None else processes_of(named).numbers
-    moved = reshard_all(moving, _NAME, max_bytes, donate, [*copies], others)
+    moved = reshard_all(moving, _NAME, max_device_bytes, donate, [*copies], others)
     with checking_agreement(False):  # they were compared
         placed = [_placed(each) for each in copies]
     if donate:

@@ -60,7 +60,7 @@ def test_many_leaves_go_to_the_card_and_back_within_a_bound(one_mesh: Mesh) -> N
     gda.store(tree, targets, **bounds)
     for name, source in sources.items():
         assert bits(tree[name]) == bits(targets[name]) == source.tobytes()
-        assert bits(tree[name].gather(max_bytes=4096)) == source.tobytes()
+        assert bits(tree[name].gather(max_device_bytes=4096)) == source.tobytes()
 
 
 def test_a_padded_array_has_its_values_and_a_mask(card_mesh: Mesh) -> None:

@@ -195,17 +195,17 @@ def test_a_bound_on_the_peak(auto_mesh: Mesh) -> None:
     x = abstract((64, 32), auto_mesh, "x", "y")
     found = gda.rehearse(jnp.sin, x)
     assert found.peak_bytes is not None
-    gda.assert_fits(jnp.sin, x, max_bytes=found.peak_bytes)
+    gda.assert_fits(jnp.sin, x, max_peak_bytes=found.peak_bytes)
     with pytest.raises(AssertionError) as caught:
-        gda.assert_fits(jnp.sin, x, max_bytes=found.peak_bytes - 1)
+        gda.assert_fits(jnp.sin, x, max_peak_bytes=found.peak_bytes - 1)
     first, second, *_ = str(caught.value).splitlines()
     assert first == "sin takes 2.0 KiB on a device, 2.0 KiB are allowed"
     assert second == "sin on 8 x cpu, mesh x=4,y=2: capacity unknown"
     with pytest.raises(ValueError, match="memory of a device of kind 'cpu' is unknown; give max"):
         gda.assert_fits(jnp.sin, x)
     for wrong in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="max_bytes must be a number of bytes, 0 or more"):
-            gda.assert_fits(jnp.sin, x, max_bytes=wrong)
+        with pytest.raises(ValueError, match="max_peak_bytes must be a number, 0 or more"):
+            gda.assert_fits(jnp.sin, x, max_peak_bytes=wrong)
 
 
 # Shown.

@@ -101,8 +101,8 @@ def test_an_error_names_the_path_and_nothing_has_moved(mesh: Mesh) -> None:
         assert "at odd of the tree" in caught.value.__notes__[-1]
     with pytest.raises(ValueError, match=r"specs has nothing for odd"):
         gda.reshard_tree(tree, mesh, {"even": P()}, donate=True)
-    with pytest.raises(ValueError, match="max_bytes must be 1 or more, not 0"):
-        gda.reshard_tree(tree, mesh, P(), max_bytes=0, donate=True)
+    with pytest.raises(ValueError, match="max_device_bytes must be 1 or more, not 0"):
+        gda.reshard_tree(tree, mesh, P(), max_device_bytes=0, donate=True)
     check_equal(tree, {"even": batch(8), "odd": batch(4)})
 
 
@@ -111,7 +111,7 @@ def test_donated_arrays_are_deleted(mesh: Mesh) -> None:
     tree = padded(data, mesh, {"w": P(None, "x"), "even": P("x"), "odd": P("x")})
     # A mesh that does not divide makes padded arrays if asked.
     new = ordered_mesh([6, 1, 2], {"z": 3})
-    moved = gda.reshard_tree(tree, new, P("z"), pad=True, max_bytes=1, donate=True)
+    moved = gda.reshard_tree(tree, new, P("z"), pad=True, max_device_bytes=1, donate=True)
     assert all(leaf.is_deleted() for leaf in tree.values())
     assert (type(moved["w"]), type(moved["even"])) == (gda.GlobalArray, gda.PaddedArray)
     assert moved["even"].padded_shape == (9,)
@@ -136,7 +136,7 @@ def test_a_model_goes_from_eight_devices_to_six_and_back() -> None:
     assert moved["layers"][0]["b"].padded_shape == (12,)
     assert len(moved["table"].local_shards) == 3
     check_equal(moved)
-    back = gda.reshard_tree(moved, eight, rows, max_bytes=256, donate=True)
+    back = gda.reshard_tree(moved, eight, rows, max_device_bytes=256, donate=True)
     check_equal(back)
     assert back["table"].fingerprint() == gda.fingerprint(MODEL["table"])
 

@@ -118,12 +118,12 @@ class Relayout:
 
 
 def carry(
-    relayouts: Sequence[Relayout], name: str, max_bytes: int, donate: bool
+    relayouts: Sequence[Relayout], name: str, most_bytes: int, donate: bool
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts. Communicates.
 
     The processes with devices of any of the meshes call it, with the same layouts. A device holds
-    at most ``max_bytes`` beside the arrays, and at least one element for each buffer. With
+    at most ``most_bytes`` beside the arrays, and at least one element for each buffer. With
     ``donate``, blocks that stay are copied. ``name`` is the function that the user called.
     """
     leaves = [_MovingArray(number, each) for number, each in enumerate(relayouts)]
@@ -135,11 +135,11 @@ def carry(
     results: dict[int, jax.Array] = {}
     # Without 64 bits, JAX would narrow the blocks that have them.
     with watching(name, processes) as watch, own_settings(), jax.enable_x64(True):
-        waves = list(_waves(leaves, max_bytes))
+        waves = list(_waves(leaves, most_bytes))
         # An array may be several leaves of a tree.
         last = {id(leaf.relayout.array): leaf for wave in waves for leaf in wave}
         for wave in waves:
-            _Wave(wave, max_bytes, watch).carry()
+            _Wave(wave, most_bytes, watch).carry()
             if donate:
                 jax.block_until_ready([leaf.copy_kept() for leaf in wave])
                 for leaf in wave:
@@ -150,7 +150,7 @@ def carry(
     return [results[number] for number in range(len(leaves))]
 
 
-def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_MovingArray]]:
+def _waves(leaves: Iterable[_MovingArray], most_bytes: int) -> Iterator[list[_MovingArray]]:
     """Yield the leaves in groups of one dtype and move, so that small ones share the rounds.
 
     A device holds the donated arrays of a group twice for a while, so groups are within a limit.
@@ -159,7 +159,7 @@ def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_Mov
     for leaf in leaves:
         alike[leaf.dtype, leaf.mesh, leaf.key].append(leaf)
     for group in alike.values():
-        yield from groups_within(group, [leaf.nbytes for leaf in group], max_bytes)
+        yield from groups_within(group, [leaf.nbytes for leaf in group], most_bytes)
 
 
 class _MovingArray:
@@ -262,7 +262,9 @@ def _mesh_of_both(source: Mesh, target: Mesh) -> tuple[Mesh, dict[Device, int]]:
 class _Wave:
     """Some arrays of one dtype and move, whose pieces travel together."""
 
-    def __init__(self, leaves: Sequence[_MovingArray], max_bytes: int, watch: FailureWatch) -> None:
+    def __init__(
+        self, leaves: Sequence[_MovingArray], most_bytes: int, watch: FailureWatch
+    ) -> None:
         self._leaves = {leaf.number: leaf for leaf in leaves}
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
         self._new: dict[tuple[int, Device], Any] = {}
@@ -274,7 +276,7 @@ class _Wave:
         dtype = leaves[0].dtype
         is_cpu = all(device.platform == "cpu" for device in devices_of(self._mesh))
         self._staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
-        nbytes = max_bytes // BUFFERS
+        nbytes = most_bytes // BUFFERS
         nbytes = min(nbytes, ROUND_BYTES_ON_CPU) if is_cpu else nbytes
         self._most = max(nbytes // dtype.itemsize, 1)
 

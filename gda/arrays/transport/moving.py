@@ -52,7 +52,7 @@ def reshard(
     mesh_or_spec: MeshLike | SpecLike,
     spec: SpecLike | None = None,
     shape: Shape | None = None,
-    max_bytes: int | None = None,
+    max_device_bytes: int | None = None,
     donate: bool = False,
 ) -> jax.Array:
     """Return the array in another layout, as ``GlobalArray.reshard`` says."""
@@ -63,14 +63,14 @@ def reshard(
             raise TypeError("write g.reshard(spec), g.reshard(mesh, spec) or g.reshard(sharding)")
         mesh, spec = (mesh, spec) if is_mesh else (sharding_of(array).mesh, mesh)
     relayout = Relayout(array, mesh_and_spec(mesh, spec), shape)
-    (moved,) = reshard_all([relayout], "reshard", max_bytes, donate)
+    (moved,) = reshard_all([relayout], "reshard", max_device_bytes, donate)
     return moved
 
 
 def reshard_all(
     relayouts: Sequence[Relayout],
     name: str,
-    max_bytes: int | None = None,
+    max_device_bytes: int | None = None,
     donate: bool = False,
     copies: Sequence[Relayout] = (),
     others: Iterable[int] = (),
@@ -92,11 +92,11 @@ def reshard_all(
 
     for each in relayouts:
         each.check()
-    max_bytes = _max_bytes_of(max_bytes)
+    most_bytes = _most_bytes(max_device_bytes)
     layouts = {each.path: each.described() for each in [*between, *kept]}
     layouts |= {each.path: {"wanted": each.sharding} for each in copies}
     layouts = layouts.get("", layouts)
-    arguments: dict[str, object] = {"max_bytes": max_bytes, "donate": donate}
+    arguments: dict[str, object] = {"max_device_bytes": most_bytes, "donate": donate}
     for each in copies:
         arguments[f"value of {each.path}"] = fingerprint_of(each.array, each.source)
     check_same_call(name, layouts, arguments, processes)
@@ -107,12 +107,12 @@ def reshard_all(
     for each in relayouts:
         if not donate and _is_small_on_cpu(each):
             arrays[each] = _moved_on_host(each)
-        elif not donate and _is_for_jax(each, max_bytes):
+        elif not donate and _is_for_jax(each, most_bytes):
             arrays[each] = _moved_by_jax(each, name)
         else:
             (here if each.is_local or each.processes[1:] else elsewhere).append(each)
     for some in (here, elsewhere):
-        arrays |= zip(some, carry(some, name, max_bytes, donate), strict=True)
+        arrays |= zip(some, carry(some, name, most_bytes, donate), strict=True)
     return [
         weakly_typed(array) if is_weak(each.array) and not is_weak(array) else array
         for each, array in ((each, arrays[each]) for each in relayouts)
@@ -187,7 +187,7 @@ def _boxes(shape: Shape, sharding: NamedSharding) -> dict[Device, Index]:
     return {device: bounded(index, shape) for device, index in indices.items()}
 
 
-def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
+def _is_for_jax(each: Relayout, most_bytes: int) -> bool:
     """Return True if JAX may move it, and moves it as well: the only place that decides this.
 
     The devices stay, in their order, and so does the kind of memory: between some other orders XLA
@@ -213,7 +213,7 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
     if each.source.shard_shape == each.target.shard_shape:
         return True
     # XLA may hold all of the array for each device.
-    is_small = each.array.nbytes <= min(max_bytes, _SMALL_BYTES)
+    is_small = each.array.nbytes <= min(most_bytes, _SMALL_BYTES)
     return each.is_local and (is_small or each.source.num_shards == 1)
 
 
@@ -231,7 +231,7 @@ def _moved_by_jax(each: Relayout, name: str) -> jax.Array:
 def gather(
     array: jax.Array,
     process: int | None = None,
-    max_bytes: int | None = None,
+    max_device_bytes: int | None = None,
     shape: Shape | None = None,
 ) -> np.ndarray[Any, Any] | None:
     """Return the whole value as ``GlobalArray.gather``; ``shape`` is that without padding."""
@@ -242,17 +242,17 @@ def gather(
     name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:
-        _max_bytes_of(max_bytes)
+        _most_bytes(max_device_bytes)
         is_wanted = _is_wanted(process)
         with own_settings():
             return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
     check_held(array, "gather()")
-    max_bytes = _max_bytes_of(max_bytes)
+    most_bytes = _most_bytes(max_device_bytes)
     value = aligned_empty(shape, array.dtype) if _is_wanted(process) else None
-    arguments = {"shape": shape, "process": process, "max_bytes": max_bytes}
+    arguments = {"shape": shape, "process": process, "max_device_bytes": most_bytes}
     check_same_call(name, array, arguments)
     with watching(name, tuple(range(jax.process_count()))) as watch:
-        _gather_into(value, array, shape, watch, max_bytes)
+        _gather_into(value, array, shape, watch, most_bytes)
     return value
 
 
@@ -261,21 +261,21 @@ def _gather_into(
     array: jax.Array,
     shape: Shape,
     watch: FailureWatch,
-    max_bytes: int,
+    most_bytes: int,
 ) -> None:
     """Fill ``value``, which is ``None`` in a process that only sends, with the blocks of all."""
     grid, me = grid_of_array(array), jax.process_index()
     shards = distinct_shards(array, grid)
     views = [grid.view(process) for process in range(jax.process_count())]
     if value is not None:
-        for block, data in one_by_one(shards.items(), max_bytes):
+        for block, data in one_by_one(shards.items(), most_bytes):
             place = value[(*grid.block_index(block), ...)]  # with the dots, also of a scalar a view
             place[...] = data[tuple(map(slice, place.shape))]
     if all(len(view.block_ids) == grid.num_shards for view in views):
         return
     # A piece is copied where it is not contiguous on the host, so it is not large.
     itemsize, everybody = array.dtype.itemsize, tuple(range(jax.process_count()))
-    most = max(max_bytes // len(everybody), _LEAST_PIECE_BYTES) // itemsize
+    most = max(most_bytes // len(everybody), _LEAST_PIECE_BYTES) // itemsize
     pieces: list[MovedPiece] = []
     for process, view in enumerate(views):
         for block in view.written_blocks():
@@ -286,7 +286,7 @@ def _gather_into(
                 whole = MovedPiece(block, process, me, (0,) * len(sizes), starts, sizes)
                 pieces += whole.parts(most)
     mine = ((block, shards[block]) for block in views[me].written_blocks())
-    on_host = one_by_one(mine, max_bytes)
+    on_host = one_by_one(mine, most_bytes)
     number, data = -1, np.empty(0)
 
     def memory_of(part: int) -> np.ndarray[Any, Any] | None:
@@ -301,14 +301,14 @@ def _gather_into(
         return box(data, piece.source_starts, piece.sizes)
 
     parts = [Sent(piece.source, everybody, piece.size * itemsize) for piece in pieces]
-    exchange(parts, memory_of, watch, max_bytes)
+    exchange(parts, memory_of, watch, most_bytes)
 
 
-def _max_bytes_of(max_bytes: int | None) -> int:
-    max_bytes = MAX_BYTES if max_bytes is None else operator.index(max_bytes)
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
-    return max_bytes
+def _most_bytes(max_device_bytes: int | None) -> int:
+    most_bytes = MAX_BYTES if max_device_bytes is None else operator.index(max_device_bytes)
+    if most_bytes < 1:
+        raise ValueError(f"max_device_bytes must be 1 or more, not {most_bytes}")
+    return most_bytes
 
 
 def _is_wanted(process: int | None) -> bool:

@@ -89,8 +89,8 @@ def move_at_random(seed: int) -> str:
     if is_absent and not g.local_shards:
         layout = jax.ShapeDtypeStruct(g.array.shape, g.dtype, sharding=g.sharding)
         g = jax.tree.map(lambda _: layout, g)
-    max_bytes = chance.choice([None, None, 1, 300])
-    moved = g.reshard(*after, donate=donate, max_bytes=max_bytes)
+    max_device_bytes = chance.choice([None, None, 1, 300])
+    moved = g.reshard(*after, donate=donate, max_device_bytes=max_device_bytes)
     assert type(moved) is type(g)
     assert moved.mesh == after.mesh
     assert moved.grid.spec == gda.ShardGrid(shape, after.mesh.shape, after.spec, pad=True).spec
@@ -133,7 +133,7 @@ def test_the_copies_on_devices_are_those_of_numpy(monkeypatch: pytest.MonkeyPatc
     data = np.arange(16 * 6).reshape(16, 6).astype(np.int8).astype(ml_dtypes.int4)
     g = cut(data, before, P("x"))
     with jax.set_mesh(before):
-        assert is_right(g.reshard(after, P("y", "z"), max_bytes=250), data)
+        assert is_right(g.reshard(after, P("y", "z"), max_device_bytes=250), data)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -202,12 +202,12 @@ def test_a_donated_array_is_gone_and_shares_nothing(mesh: Mesh, dtype: Any) -> N
 
 def test_a_donated_tree_may_have_an_array_twice(mesh: Mesh) -> None:
     few = ordered_mesh([6, 1], {"z": 2}, mesh.axis_types[0])
-    for max_bytes in (None, 1):
+    for max_device_bytes in (None, 1):
         for over in (few, mesh):
             g = cut(DATA, mesh, P("x"))
             tree = {"a": g, "b": cut(DATA, mesh, P()), "c": g}
             moved = gda.reshard_tree(
-                tree, over, P(over.axis_names[0]), max_bytes=max_bytes, donate=True
+                tree, over, P(over.axis_names[0]), max_device_bytes=max_device_bytes, donate=True
             )
             assert all(leaf.is_deleted() for leaf in tree.values())
             assert all(is_right(leaf, DATA) for leaf in moved.values())
@@ -230,8 +230,8 @@ def test_a_donated_array_is_gone_in_all_processes() -> None:
 
 def test_bad_arguments_are_refused(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
-    with pytest.raises(ValueError, match="max_bytes must be 1 or more, not 0"):
-        g.reshard(P(), max_bytes=0)
+    with pytest.raises(ValueError, match="max_device_bytes must be 1 or more, not 0"):
+        g.reshard(P(), max_device_bytes=0)
     with pytest.raises(ValueError, match="must give the array and not a jax.ShapeDtypeStruct"):
         absent(mesh, P("x")).reshard(mesh, P())
     with pytest.raises(gda.LayoutUnknownError, match="names no mesh and spec"):
@@ -277,10 +277,10 @@ def test_even_traffic_goes_by_all_to_all(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.processes(4, devices=2)
 def test_no_more_is_sent_than_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = sent_programs(monkeypatch)
-    data, max_bytes = batch(400, 57), 16_000
+    data, max_device_bytes = batch(400, 57), 16_000
     before, after = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})
     p = gda.PaddedArray.from_array(data, before, P("x"))
-    moved = p.reshard(after, P(None, "y"), max_bytes=max_bytes)
+    moved = p.reshard(after, P(None, "y"), max_device_bytes=max_device_bytes)
     assert is_right(moved, data)
     ids = [[device.id for device in mesh.devices.flat] for mesh in (before, after)]
     plan = gda.ReshardPlan(p.grid, moved.grid, itemsize=4, source_ids=ids[0], target_ids=ids[1])
@@ -289,7 +289,7 @@ def test_no_more_is_sent_than_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert {each.kind for each in found} == {"collective-permute"}
     sent = 0
     for _, exchange, flats in programs:
-        assert 4 * sum(flat.nbytes // 8 for flat in flats) <= max_bytes
+        assert 4 * sum(flat.nbytes // 8 for flat in flats) <= max_device_bytes
         lanes = zip(flats, exchange.routes.pairs, strict=True)
         sent += sum(flat.nbytes // 8 * len(pairs) for flat, pairs in lanes)
     assert len({tuple(flat.shape for flat in flats) for _, _, flats in programs}) <= 2

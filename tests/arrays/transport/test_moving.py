@@ -72,13 +72,13 @@ def build(mesh, spec):
     ).block_until_ready()
 
 def moved(tree, mesh, spec, **options):
-    return gda.reshard_tree(tree, mesh, spec, max_bytes=2**20, **options)
+    return gda.reshard_tree(tree, mesh, spec, max_device_bytes=2**20, **options)
 
 found = {}
 for name, old, new, way in [
     ("columns", rows, (mesh, P(None, ("x", "y"))), moved),
     ("columns, donated", rows, (mesh, P(None, ("x", "y"))), lambda *a: moved(*a, donate=True)),
-    ("fewer", rows, (few, P("z")), lambda g, *to: g.reshard(*to, max_bytes=2**20)),
+    ("fewer", rows, (few, P("z")), lambda g, *to: g.reshard(*to, max_device_bytes=2**20)),
     ("other blocks", P("x"), (mesh, P(None, ("y", "x"))), lambda g, m, s: gda.constrain(g, s)),
     ("no replicas", P("x"), (all_in_line, P("z")), moved),
 ]:
@@ -113,7 +113,7 @@ def test_pieces_in_one_process_are_of_any_dtype_and_size(
     data = (batch(16, 6) % 7).astype(dtype)
     other = ordered_mesh([5, 0, 3], {"z": 3}, mesh.axis_types[0])
     for to in ((mesh, P(None, "y")), (other, P(None, "z")), (other, P())):
-        moved = cut(data, mesh, P("x")).reshard(*to, max_bytes=1, donate=donate)
+        moved = cut(data, mesh, P("x")).reshard(*to, max_device_bytes=1, donate=donate)
         assert moved.spec == to[1]
         assert is_right(moved, data)
 
@@ -153,8 +153,8 @@ def test_gather_refuses_impossible_arguments(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     with pytest.raises(ValueError, match="process must be None or from 0 to 0, not 1"):
         g.gather(process=1)
-    with pytest.raises(ValueError, match="max_bytes must be 1 or more, not 0"):
-        g.gather(max_bytes=0)
+    with pytest.raises(ValueError, match="max_device_bytes must be 1 or more, not 0"):
+        g.gather(max_device_bytes=0)
     with pytest.raises(TypeError, match="key_data"):
         gda.GlobalArray.from_array(jax.random.split(jax.random.key(0), 8)).gather()
 
@@ -174,13 +174,13 @@ def test_gather_hands_no_more_than_max_bytes_to_a_device(monkeypatch: pytest.Mon
     monkeypatch.setattr("gda.arrays.transport.exchanging.all_gather", spy)
     data = DATA.reshape(2, 1, 48)
     g = cut(data, ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}), P(None, None, ("y", "x")))
-    for max_bytes in (20, 10**6):
+    for max_device_bytes in (20, 10**6):
         handed.clear()
         for process in (None, 1):
-            value = g.gather(process, max_bytes=max_bytes)
+            value = g.gather(process, max_device_bytes=max_device_bytes)
             is_wanted = process in (None, jax.process_index())
             assert np.array_equal(value, data) if is_wanted else value is None
-        assert 0 < max(handed) <= max_bytes
+        assert 0 < max(handed) <= max_device_bytes
 
 
 @pytest.mark.processes(4, devices=2)
