@@ -8,6 +8,7 @@ each array is opened; all at the same time, because each waits for its own file.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ T = TypeVar("T")
 
 # The numbers of Python by the dtype in which they are saved.
 _OF_PYTHON = ("bool", "int64", "float64", "complex128")
+_MOST_BYTES = 2**28  # of a leaf that is read when its run is opened
 
 
 @set_module("gda.storage")
@@ -197,6 +199,15 @@ def _read(
     folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any], kinds: dict[str, str | None]
 ) -> dict[OrbaxLeaf, Any]:
     """Return the values of numbers and PRNG keys."""
+    for leaf, store in stores.items():
+        # Or TensorStore would end the process where memory does not suffice.
+        chunk = math.prod(store.chunk_layout.read_chunk.shape or ())
+        nbytes = max(store.size, chunk) * store.dtype.numpy_dtype.itemsize
+        if nbytes > _MOST_BYTES:
+            raise ValueError(
+                f"{folder.url} is damaged: the number or PRNG key {leaf.name!r:.200} has {nbytes} "
+                f"bytes; expected are at most {_MOST_BYTES}; copy the run again"
+            )
     futures = [store.read() for store in stores.values()]
     data = folder.results(futures, [leaf.name for leaf in stores], "cannot be read")
     pairs = zip(stores, data, strict=True)

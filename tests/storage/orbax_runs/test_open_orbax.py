@@ -226,6 +226,15 @@ def test_metadata_that_is_too_large_is_not_read(run: Path) -> None:
         gda.storage.open_orbax(run)
 
 
+@pytest.mark.parametrize("sizes", [{"shape": [2**40]}, {"chunks": [2**40]}])
+def test_numbers_that_are_too_large_are_not_read(run: Path, sizes: dict[str, list[int]]) -> None:
+    metadata = run / "step" / ".zarray"
+    large = {"shape": [1], "chunks": [1], "fill_value": 0, **sizes}
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | large))
+    with pytest.raises(ValueError, match=f"key 'step' has {2**43} bytes; expected are at most"):
+        gda.storage.open_orbax(run)
+
+
 def test_a_run_whose_files_are_links(run: Path, tmp_path: Path) -> None:
     as_links(run, tmp_path / "blobs")
     tree = gda.storage.open_orbax(run)
