@@ -37,7 +37,7 @@ from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import open_tree, recorded
 from gda.layout.boundary import set_module
 from gda.layout.cover import Move, cover, groups_within
-from gda.layout.indices import index_at, sizes_of
+from gda.layout.indices import sizes_of
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
     check_same_call,
@@ -302,7 +302,7 @@ class _Restore:
         return [*groups_within(every, sizes, options.max_bytes)]
 
     def _allocate(self, group: Sequence[Arrival]) -> None:
-        buffers = Buffers(sum(len(arrival.needed) for arrival in group))
+        buffers = Buffers(sum(len(arrival.boxes) for arrival in group))
         for arrival in group:
             with noting_path(arrival.record.path):
                 arrival.allocate(buffers, () if self.together else arrival.made_of_chunks)
@@ -332,8 +332,7 @@ def _reads(arrival: Arrival, leaves: Mapping[Path, Any]) -> Iterator[tasks.Task]
         for part in move.parts:
             arrival.blocks[part.block][part.in_block] = box[part.in_box]
 
-    blocks = {n: index_at(each.start, each.shape) for n, each in enumerate(arrival.needed)}
-    shape = arrival.record.shape
+    blocks, shape = arrival.boxes, arrival.record.shape
     for moves in cover(blocks, shape, chunks, itemsize, box_bytes=box_bytes, splits_blocks=False):
         for move in moves:
             nbytes = math.prod(sizes_of(move.box)) * itemsize

@@ -212,7 +212,7 @@ class _Pull:
         arrivals = [*zip(self.numbers, self.wanted.arrivals, strict=True)]
         sizes = [arrival.passing_nbytes for _, arrival in arrivals]
         for group in groups_within(arrivals, sizes, self.options.max_bytes):
-            buffers = Buffers(sum(len(arrival.needed) for _, arrival in group))
+            buffers = Buffers(sum(len(arrival.boxes) for _, arrival in group))
             alike: defaultdict[Any, list[tuple[int, Arrival]]] = defaultdict(list)
             for number, arrival in group:
                 record = arrival.record

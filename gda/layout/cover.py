@@ -50,6 +50,15 @@ class Move(NamedTuple):
         """Return the elements of a part in the whole array."""
         return within(part.in_box, tuple([-s.start for s in self.box]))
 
+    def trimmed(self) -> Move:
+        """Return the move without what lies before the first and after the last of the parts."""
+        box = hull_of([self.index_of(part) for part in self.parts])
+        if box == self.box:
+            return self
+        first = tuple([s.start - t.start for s, t in zip(box, self.box, strict=True)])
+        parts = [part._replace(in_box=within(part.in_box, first)) for part in self.parts]
+        return Move(box, tuple(parts))
+
     @property
     def num_elements(self) -> int:
         """The number of elements that the parts have; a replicated one counts once a block."""
@@ -108,21 +117,20 @@ def cover(
             boxes = boxes_of_chunks(
                 hull_of(own.values()), chunks or (1,) * len(shape), max(most // itemsize, 1)
             )
-            yield [move for box in boxes if (move := _move_of(own, box)) is not None]
+            moves = [move_of(own, box) for box in boxes]
+            yield [move.trimmed() for move in moves if move.parts]
 
 
-def _move_of(blocks: Mapping[int, Index], box: Index) -> Move | None:
-    """Return what blocks need of a box; ``None`` if they need nothing."""
+def move_of(blocks: Mapping[int, Index], box: Index) -> Move:
+    """Return the move from a box to blocks, which are given with every start and stop."""
     common = [(number, common_box(box, block)) for number, block in blocks.items()]
-    needed = [(number, index) for number, index in common if index is not None]
-    if not needed:
-        return None
-    box = hull_of([index for _, index in needed])
     at = start_of(box)
-    return Move(
-        box,
-        tuple([Part(n, within(i, at), within(i, start_of(blocks[n]))) for n, i in needed]),
-    )
+    parts = [
+        Part(number, within(index, at), within(index, start_of(blocks[number])))
+        for number, index in common
+        if index is not None
+    ]
+    return Move(box, tuple(parts))
 
 
 def groups_within(

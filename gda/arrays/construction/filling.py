@@ -19,7 +19,7 @@ from gda.arrays.construction.pending import PendingArray
 from gda.arrays.liveness import called_for_data
 from gda.layout.cover import READ_BYTES, Move, Part, cover, groups_within
 from gda.layout.dtype_names import native
-from gda.layout.indices import shape_at, sizes_of, start_of
+from gda.layout.indices import sizes_of, start_of
 from gda.layout.spec import Shape
 from gda.storage.options import Options
 from gda.storage.sources import AsyncSource, Source, checked_block
@@ -86,7 +86,7 @@ class Filling:
             scale = source.dtype.itemsize / self._dtype.itemsize
             group_bytes = int(max(options.max_bytes - box_bytes, 0) * scale)
         groups = cover(
-            {number: self._indices[number] for number in numbers},
+            {number: self._pending.plan.boxes[number] for number in numbers},
             source.shape,
             source.chunks,
             source.dtype.itemsize,
@@ -258,7 +258,7 @@ class Filling:
         self._staged.clear()
 
     def _size(self, number: int) -> int:
-        return math.prod(shape_at(self._indices[number], self._reader.shape))
+        return math.prod(sizes_of(self._pending.plan.boxes[number]))
 
     def arrived(self, moves: Iterable[Move]) -> list[int]:
         """Count the elements that moves have brought; return the blocks that are whole now."""

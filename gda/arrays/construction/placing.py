@@ -6,6 +6,7 @@ lists through ``device_put`` take 4 to 5 times as long (benchmarks/results.json,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,8 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
+from gda.layout.cover import holders_of
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import is_empty, start_of
+from gda.layout.indices import bounded, is_empty, sizes_of, start_of
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
 from gda.mesh import (
     Device,
@@ -26,6 +28,7 @@ from gda.mesh import (
     mesh_grid,
     named_sharding,
     own_settings,
+    processes_of,
 )
 
 Block = np.ndarray[Any, Any] | jax.Array
@@ -100,6 +103,29 @@ class LocalBlocks:
     def number_of(self, index: Index) -> int | None:
         """Return the block at an index; ``None`` if no device of this process holds it."""
         return self._block_at.get(start_of(index))
+
+    @cached_property
+    def boxes(self) -> dict[int, Index]:
+        """The blocks by number, with every start and stop."""
+        return {n: bounded(index, self.grid.global_shape) for n, index in enumerate(self.distinct)}
+
+    @cached_property
+    def of_all(self) -> tuple[dict[int, Index], dict[int, tuple[int, ...]]]:
+        """The blocks of all processes, as ``boxes``, and the processes that hold each.
+
+        Those that this process does not hold have larger numbers than its own. Blocks that have no
+        elements are left out; the order is the same in all processes.
+        """
+        boxes: dict[int, Index] = {}
+        holders: dict[int, tuple[int, ...]] = {}
+        mesh: Any = self.sharding.mesh
+        for number, processes in enumerate(holders_of(self.grid, processes_of(mesh))):
+            index = bounded(self.grid.block_index(number), self.grid.global_shape)
+            if math.prod(sizes_of(index)):
+                here = self.number_of(index)
+                number = len(self.distinct) + 1 + number if here is None else here
+                boxes[number], holders[number] = index, processes
+        return boxes, holders
 
     def check_dtype_is_known(self, dtype: object) -> None:
         if dtype is None and not self.distinct:

@@ -25,11 +25,9 @@ from gda.layout.cover import (
     Part,
     cover,
     groups_within,
-    holders_of,
     readers_of,
 )
 from gda.layout.indices import sizes_of
-from gda.layout.spec import Index
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
@@ -108,20 +106,12 @@ class _SharedArray:
         self.pending = pending
         self.moves: list[Move] = []
         self.numbers: set[int] = set()
-        self.holders: dict[int, tuple[int, ...]] = {}
         plan, source = pending.plan, pending.source
         if source is None or source.dtype.hasobject or not math.prod(pending.reader.shape):
             return
         self.filling = Filling(pending, source, options, report, is_shared=True)
         self.itemsize = source.dtype.itemsize
-        mesh: Any = plan.sharding.mesh
-        blocks: dict[int, Index] = {}
-        for number, holders in enumerate(holders_of(plan.grid, processes_of(mesh))):
-            index = plan.grid.block_index(number)
-            here = plan.number_of(index)
-            # Blocks of others have larger numbers than those of this process.
-            number = number + len(plan.distinct) + 1 if here is None else here
-            blocks[number], self.holders[number] = index, holders
+        blocks, self.holders = plan.of_all
         most = options.max_bytes
         groups = cover(
             blocks,

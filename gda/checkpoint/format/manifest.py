@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gda.layout.boundary import set_module
-from gda.layout.indices import Tiling, shape_at
+from gda.layout.indices import Tiling, index_at, shape_at
 from gda.layout.spec import Index, Shape
 from gda.storage.stores import checksums
 from gda.trees.records.recorded_tree import (
@@ -114,6 +114,12 @@ class ChunkGrid:
     def shape_within(self, chunk: int) -> Shape:
         """Return the sizes of the part of a chunk that is within the shape."""
         return shape_at(self._tiling.index(chunk), self.shape)
+
+    def index(self, chunk: int) -> Index:
+        """Return the place of a chunk, which may reach beyond the shape."""
+        columns = self._tiling.columns(chunk)
+        starts = [n * size for n, size in zip(columns, self.chunk_shape, strict=True)]
+        return index_at(tuple(starts), self.chunk_shape)
 
     def key(self, chunk: int) -> str:
         """Return the name of a chunk within the array, as in zarr v3 with separator ``.``."""

@@ -7,7 +7,7 @@ small blocks stay in the memory of the chunk that they share. Other chunks go th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,38 +20,17 @@ from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Sent
 from gda.checkpoint.format.manifest import Chunk, ChunkGrid, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import Files
-from gda.layout.cover import groups_within, readers_of
-from gda.layout.indices import common_box, index_at, shape_at, within
+from gda.layout.cover import Move, Part, groups_within, move_of, readers_of
+from gda.layout.indices import index_at, sizes_of, start_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import processes_of
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.trees.records.arrivals import Arrival, NeededBlock
+from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import Piece
 
 _MOST_BYTES_IN_A_TASK = 16 * 2**20
 _LEAST_OF_A_CHUNK = 0.75  # that must be needed for the others to stay in memory with it
-
-
-class Cut(NamedTuple):
-    """The common part of a chunk and a block: ``block[in_block] = chunk[in_chunk]``."""
-
-    block: NeededBlock
-    in_block: Index
-    in_chunk: Index  # in a chunk of a pack: in the piece
-    is_whole: bool = False  # True if it is the whole chunk
-    first: int | None = None  # if it is a whole block and contiguous in a piece: where it begins
-
-    @property
-    def shape(self) -> Shape:
-        return shape_at(self.in_block, self.block.shape)
-
-
-class Cuts(NamedTuple):
-    """The common parts of a chunk and the blocks of an array: equal for all arrays of a layout."""
-
-    each: Sequence[Cut]
-    whole_blocks: int = 0  # the elements of those that are whole blocks, contiguous in a piece
 
 
 @dataclass(eq=False, slots=True)
@@ -59,75 +38,65 @@ class Use:
     """The parts of a chunk that the blocks of an array need."""
 
     arrival: Arrival
-    cuts: Cuts
-    piece: Piece | None = None  # in a chunk of a pack
+    move: Move  # from the chunk, or from its piece of a pack
+    piece: Piece | None = None
+    # Of a piece: where each part that is a whole block and contiguous begins in it, in elements.
+    firsts: Mapping[int, int] = field(default_factory=dict)
     staged: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # read for others only
 
-    def memory(self, number: int) -> np.ndarray[Any, Any]:
-        """The memory of a part in this process."""
-        cut = self.cuts.each[number]
-        if cut.block.number is not None:
+    def memory(self, part: Part) -> np.ndarray[Any, Any]:
+        """Return the memory of a part in this process."""
+        if part.block < len(self.arrival.blocks):
             # The dots make it a view also without dimensions.
-            return self.arrival.blocks[cut.block.number][(*cut.in_block, ...)]
-        if number not in self.staged:
-            self.staged[number] = np.empty(cut.shape, self.arrival.record.dtype)
-        return self.staged[number]
+            return self.arrival.blocks[part.block][(*part.in_block, ...)]
+        if part.block not in self.staged:
+            self.staged[part.block] = np.empty(part.shape, self.arrival.record.dtype)
+        return self.staged[part.block]
 
 
 def uses_of(
-    arrivals: Iterable[Arrival], manifest: Manifest, processes: tuple[int, ...] = ()
+    arrivals: Iterable[Arrival], manifest: Manifest, *, are_shared: bool = False
 ) -> dict[Chunk, list[Use]]:
-    """Return the chunks that this process needs, or all of ``processes``, each with its uses."""
-
-    def needed(arrival: Arrival) -> Iterable[NeededBlock]:
-        return arrival.needed_by(processes) if processes else arrival.needed
-
+    """Return the chunks that this process needs, or all processes do, each with its uses."""
     uses: dict[Chunk, list[Use]] = {}
     known: dict[Any, Any] = {}  # by shape and layout, in memory and in the files
     for arrival in arrivals:
         plan, leaf = arrival.plan, arrival.record
+        boxes = arrival.boxes_of_all if are_shared else arrival.boxes
         if leaf.array is not None:
             grid = manifest.arrays[leaf.array].grid
-            if (cuts_of := known.get((plan, grid))) is None:
-                cuts_of = known[plan, grid] = _cuts_of_chunks(grid, needed(arrival))
-            for chunk, cuts in cuts_of.items():
-                uses.setdefault((leaf.array, chunk), []).append(Use(arrival, cuts))
+            if (moves := known.get((plan, grid))) is None:
+                moves = known[plan, grid] = _moves_of_chunks(grid, boxes)
+            for chunk, move in moves.items():
+                uses.setdefault((leaf.array, chunk), []).append(Use(arrival, move))
             continue
         key = plan, leaf.shape, tuple([(piece.start, piece.shape) for piece in leaf.pieces])
         if key not in known:
-            blocks, shape = [*needed(arrival)], arrival.block_shape
-            of_pieces = [_cuts_of_piece(piece, blocks, shape) for piece in leaf.pieces]
-            whole = [cut for cuts in of_pieces for cut in cuts.each if cut.first is not None]
-            known[key] = of_pieces, {cut.block.number for cut in whole}
-        of_pieces, arrival.made_of_chunks = known[key]
-        for piece, cuts in zip(leaf.pieces, of_pieces, strict=True):
-            if cuts.each:
-                uses.setdefault(manifest.chunk_of(piece), []).append(Use(arrival, cuts, piece))
+            moves = [move_of(boxes, index_at(each.start, each.shape)) for each in leaf.pieces]
+            firsts = [_firsts_of(move, arrival.block_shape) for move in moves]
+            known[key] = moves, firsts, set().union(*firsts)
+        moves, firsts, arrival.made_of_chunks = known[key]
+        for piece, move, of_piece in zip(leaf.pieces, moves, firsts, strict=True):
+            if move.parts:
+                use = Use(arrival, move, piece, of_piece)
+                uses.setdefault(manifest.chunk_of(piece), []).append(use)
     return uses
 
 
-def _cuts_of_chunks(grid: ChunkGrid, blocks: Iterable[NeededBlock]) -> dict[int, Cuts]:
-    cuts: dict[int, list[Cut]] = {}
-    for block in blocks:
-        for chunk, in_chunk, in_block, is_whole in grid.overlaps(block.start, block.shape):
-            cuts.setdefault(chunk, []).append(Cut(block, in_block, in_chunk, is_whole))
-    return {chunk: Cuts(of_chunk) for chunk, of_chunk in cuts.items()}
+def _moves_of_chunks(grid: ChunkGrid, boxes: Mapping[int, Index]) -> dict[int, Move]:
+    parts: dict[int, list[Part]] = {}
+    for block, box in boxes.items():
+        for chunk, in_chunk, in_block, _ in grid.overlaps(start_of(box), sizes_of(box)):
+            parts.setdefault(chunk, []).append(Part(block, in_chunk, in_block))
+    return {chunk: Move(grid.index(chunk), tuple(each)) for chunk, each in parts.items()}
 
 
-def _cuts_of_piece(piece: Piece, blocks: Iterable[NeededBlock], block_shape: Shape) -> Cuts:
-    """Return the common parts of a piece and blocks, which have one shape with their padding."""
-    cuts: list[Cut] = []
-    whole = index_at(piece.start, piece.shape)
-    for block in blocks:
-        common = common_box(index_at(block.start, block.shape), whole)
-        if common is None:
-            continue
-        cut = Cut(block, within(common, block.start), within(common, piece.start))
-        if cut.shape == block_shape:
-            cut = cut._replace(first=_first_of(cut.in_chunk, piece.shape))
-        cuts.append(cut)
-    block_size = math.prod(block_shape)
-    return Cuts(cuts, sum(block_size for cut in cuts if cut.first is not None))
+def _firsts_of(move: Move, block_shape: Shape) -> dict[int, int]:
+    """Return, by block, where the parts begin that are whole blocks and contiguous in a piece."""
+    shape = sizes_of(move.box)
+    whole = [part for part in move.parts if part.shape == block_shape]
+    firsts = {part.block: _first_of(part.in_box, shape) for part in whole}
+    return {block: first for block, first in firsts.items() if first is not None}
 
 
 def _first_of(within: Index, shape: Shape) -> int | None:
@@ -139,18 +108,21 @@ def _first_of(within: Index, shape: Shape) -> int | None:
     return first if last - first + 1 == size else None
 
 
-def _direct(uses: list[Use]) -> np.ndarray[Any, Any] | None:
+def _direct(array: StoredArray, uses: list[Use]) -> np.ndarray[Any, Any] | None:
     """Return the memory to read a chunk into, if the chunk is a contiguous part of one block."""
-    if len(uses) != 1 or len(uses[0].cuts.each) != 1 or not uses[0].cuts.each[0].is_whole:
+    if len(uses) != 1 or uses[0].piece is not None or len(uses[0].move.parts) != 1:
         return None
-    memory = uses[0].memory(0)
+    (part,) = uses[0].move.parts
+    if part.shape != array.chunk_shape:
+        return None
+    memory = uses[0].memory(part)
     return memory if memory.flags.c_contiguous else None
 
 
-def _becomes_blocks(chunk: StoredArray, uses: list[Use]) -> bool:
+def _becomes_blocks(array: StoredArray, uses: list[Use]) -> bool:
     """Return True if blocks may stay in the memory of a chunk: they need most of it."""
-    needed = sum([use.cuts.whole_blocks for use in uses]) * chunk.dtype.itemsize
-    return needed >= _LEAST_OF_A_CHUNK * chunk.nbytes_per_chunk
+    needed = sum([len(use.firsts) * math.prod(use.arrival.block_shape) for use in uses])
+    return needed * array.dtype.itemsize >= _LEAST_OF_A_CHUNK * array.nbytes_per_chunk
 
 
 @dataclass
@@ -188,7 +160,7 @@ def read_chunks(
 
 def _buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
     array = files.manifest.arrays[where[0]]
-    is_kept = _direct(uses) is not None or _becomes_blocks(array, uses)
+    is_kept = _direct(array, uses) is not None or _becomes_blocks(array, uses)
     return files.loading_bytes(where) + (0 if is_kept else array.nbytes_per_chunk)
 
 
@@ -198,28 +170,28 @@ def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
 
 
 def _read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
-    destination = _direct(uses)
+    array = files.manifest.arrays[where[0]]
+    destination = _direct(array, uses)
     if destination is not None:
         files.load(where, destination.reshape(-1).view(np.uint8))
         return
     data = files.loaded(where)
-    array = files.manifest.arrays[where[0]]
     # JAX would copy a block that is not aligned once for each device.
     step = ALIGNMENT // array.dtype.itemsize if _becomes_blocks(array, uses) else 0
-    buffers = Buffers(sum([len(use.cuts.each) for use in uses]))
+    buffers = Buffers(sum([len(use.move.parts) for use in uses]))
     for use in uses:
         blocks, shape = use.arrival.blocks, use.arrival.block_shape
         begin = 0 if use.piece is None else use.piece.offset % len(data)
         whole = data if use.piece is None else use.piece.of_chunk(data)
-        for number, cut in enumerate(use.cuts.each):
-            part, block = whole[(*cut.in_chunk, ...)], cut.block.number
-            if block is None or cut.first is None or blocks[block] is not None:
-                use.memory(number)[...] = part
-            elif step and (begin + cut.first) % step == 0:
-                blocks[block] = part
+        for part in use.move.parts:
+            values, first = whole[(*part.in_box, ...)], use.firsts.get(part.block)
+            if first is None or part.block >= len(blocks) or blocks[part.block] is not None:
+                use.memory(part)[...] = values
+            elif step and (begin + first) % step == 0:
+                blocks[part.block] = values
             else:
-                blocks[block] = buffers.empty(shape, array.dtype)
-                blocks[block][...] = part
+                blocks[part.block] = buffers.empty(shape, array.dtype)
+                blocks[part.block][...] = values
 
 
 # Chunks that several processes need, each read by one of them and sent to the others.
@@ -230,12 +202,12 @@ class SharedReads(NamedTuple):
 
     own: dict[Chunk, list[Use]]
     sent: list[Sent]
-    uses: list[tuple[Use, int]]  # of each part that is sent
+    parts: list[tuple[Use, Part]]  # of each that is sent
 
     def memory(self, number: int) -> np.ndarray[Any, Any]:
         """Return the memory of a part that is sent."""
-        use, cut = self.uses[number]
-        return use.memory(cut)
+        use, part = self.parts[number]
+        return use.memory(part)
 
 
 def processes_together(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
@@ -258,10 +230,15 @@ def shared_reads(
     """Divide the chunks of some arrays between processes: each is read in one that needs it."""
     own = uses_of([each for each in arrivals if _is_on_one_device(each)], manifest)
     together = [each for each in arrivals if not _is_on_one_device(each)]
+
+    def holders_of(use: Use, part: Part) -> tuple[int, ...]:
+        holders = use.arrival.holders
+        return processes if holders is None else holders[part.block]
+
     shared: list[tuple[Chunk, tuple[int, ...], list[Use]]] = []
-    for chunk, uses in sorted(uses_of(together, manifest, processes).items()):
-        cuts = [cut for use in uses for cut in use.cuts.each]
-        holders = tuple(sorted({process for cut in cuts for process in cut.block.holders}))
+    for chunk, uses in sorted(uses_of(together, manifest, are_shared=True).items()):
+        parts = [(use, part) for use in uses for part in use.move.parts]
+        holders = tuple(sorted(set().union(*[holders_of(*each) for each in parts])))
         if holders[1:]:
             shared.append((chunk, holders, uses))
         elif holders == (jax.process_index(),):
@@ -269,14 +246,14 @@ def shared_reads(
     sizes = [manifest.arrays[array].nbytes_per_chunk for (array, _), _, _ in shared]
     readers = readers_of([holders for _, holders, _ in shared], sizes)
     sent: list[Sent] = []
-    sent_uses: list[tuple[Use, int]] = []
+    sent_parts: list[tuple[Use, Part]] = []
     for reader, (chunk, _, uses) in zip(readers, shared, strict=True):
         if reader == jax.process_index():
             own.setdefault(chunk, []).extend(uses)
         itemsize = manifest.arrays[chunk[0]].dtype.itemsize
         for use in uses:
-            for number, cut in enumerate(use.cuts.each):
-                nbytes = math.prod(cut.shape) * itemsize
-                sent.append(Sent.to_holders(reader, cut.block.holders, nbytes))
-                sent_uses.append((use, number))
-    return SharedReads(own, sent, sent_uses)
+            for part in use.move.parts:
+                nbytes = math.prod(part.shape) * itemsize
+                sent.append(Sent.to_holders(reader, holders_of(use, part), nbytes))
+                sent_parts.append((use, part))
+    return SharedReads(own, sent, sent_parts)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,8 +19,7 @@ from gda.arrays.dtypes import KEPT_DTYPES
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import weakly_typed
-from gda.layout.cover import holders_of
-from gda.layout.indices import shape_at, start_of
+from gda.layout.indices import index_at, sizes_of, start_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import (
     MeshAndSpec,
@@ -36,15 +35,6 @@ from gda.trees.records.recorded_tree import ArrayLeaf, check_keys, key_ndim, sav
 
 # The container of an array; ``None`` for a ``jax.Array`` without one.
 ContainerClass = type[GlobalArray] | type[PaddedArray] | None
-
-
-class NeededBlock(NamedTuple):
-    """A block of an array, without its padding."""
-
-    number: int | None  # of the blocks of this process; None if this process does not need it
-    start: Shape
-    shape: Shape
-    holders: tuple[int, ...] = ()  # that need it, among the blocks of all processes
 
 
 @dataclass(eq=False, slots=True)
@@ -65,29 +55,26 @@ class Arrival:
         return self.record.shape if self.plan is None else self.plan.grid.shard_shape
 
     @property
-    def needed(self) -> Sequence[NeededBlock]:
+    def boxes(self) -> Mapping[int, Index]:
+        """The blocks that this process needs, by number, with every start and stop."""
         if self.plan is None:
-            shape = self.record.shape
-            return [NeededBlock(0, (0,) * len(shape), shape)]
-        return _needed_blocks(self.plan)
+            return {0: index_at((0,) * len(self.record.shape), self.record.shape)}
+        return self.plan.boxes
 
-    def needed_by(self, processes: tuple[int, ...]) -> Iterator[NeededBlock]:
-        """Yield its blocks in all processes; each of ``processes`` has all of a NumPy array."""
-        plan = self.plan
-        if plan is None:
-            yield self.needed[0]._replace(holders=processes)
-            return
-        mesh: Any = plan.sharding.mesh
-        for block, holders in enumerate(holders_of(plan.grid, processes_of(mesh))):
-            index = plan.grid.block_index(block)
-            needed = _needed_block(plan, plan.number_of(index), index, holders)
-            if math.prod(needed.shape):
-                yield needed
+    @property
+    def boxes_of_all(self) -> Mapping[int, Index]:
+        """As ``boxes``, those that all processes need: each needs all of a NumPy array."""
+        return self.boxes if self.plan is None else self.plan.of_all[0]
+
+    @property
+    def holders(self) -> Mapping[int, tuple[int, ...]] | None:
+        """The processes that need each of ``boxes_of_all``; ``None`` if all need all."""
+        return None if self.plan is None else self.plan.of_all[1]
 
     @property
     def passing_nbytes(self) -> int:
         """Bytes of its blocks that only pass through the host in this process."""
-        return 0 if self.stays_on_host else self._block_nbytes * len(self.needed)
+        return 0 if self.stays_on_host else self._block_nbytes * len(self.boxes)
 
     @property
     def most_passing_nbytes(self) -> int:
@@ -95,7 +82,7 @@ class Arrival:
         plan = self.plan
         if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
             return 0
-        counts = Counter(process for block in self.needed_by((0,)) for process in block.holders)
+        counts = Counter(process for holders in plan.of_all[1].values() for process in holders)
         return self._block_nbytes * max(counts.values(), default=0)
 
     @property
@@ -116,12 +103,12 @@ class Arrival:
         return jax.ShapeDtypeStruct(self.record.shape, self.dtype, sharding=sharding)
 
     def allocate(self, buffers: Buffers, but: Container[int | None] = ()) -> None:
-        needed, shape, dtype = self.needed, self.block_shape, self.record.dtype
-        self.blocks = [None] * len(needed)
-        for number, block in enumerate(needed):
+        shape, dtype = self.block_shape, self.record.dtype
+        self.blocks = [None] * len(self.boxes)
+        for number, box in self.boxes.items():
             if number not in but:
                 self.blocks[number] = data = buffers.empty(shape, dtype)
-                if block.shape != shape:
+                if sizes_of(box) != shape:
                     data[...] = 0
 
     def finish(self) -> None:
@@ -130,25 +117,14 @@ class Arrival:
         plan, dtype = self.plan, self.dtype
         if dtype != self.record.dtype:
             blocks = [
-                cast(data, dtype, Origin.of_block("the saved array", block.start))
-                for data, block in zip(blocks, self.needed, strict=True)
+                cast(data, dtype, Origin.of_block("the saved array", start_of(box)))
+                for data, box in zip(blocks, self.boxes.values(), strict=True)
             ]
         if plan is None:
             self.value = self.wrap(blocks[0])
             return
         filling = plan.place(blocks, dtype, lambda: np.zeros(plan.grid.shard_shape, dtype))
         self.value = self.wrap(filling)
-
-
-@lru_cache(maxsize=256)
-def _needed_blocks(plan: LocalBlocks) -> list[NeededBlock]:
-    return [_needed_block(plan, number, index) for number, index in enumerate(plan.distinct)]
-
-
-def _needed_block(
-    plan: LocalBlocks, number: int | None, index: Index, holders: tuple[int, ...] = ()
-) -> NeededBlock:
-    return NeededBlock(number, start_of(index), shape_at(index, plan.grid.shard_shape), holders)
 
 
 def number_arrival(record: ArrayLeaf, dtype: np.dtype[Any]) -> Arrival:
