@@ -141,8 +141,7 @@ def check_replicas_agree(tree: Any) -> None:
     If several processes hold parts of an array, all of these must call it with the same tree; it
     communicates once for the whole tree. Of a tree without arrays all processes must call it.
 
-    It copies small blocks for a moment, at most 32 MiB of them at a time, and on CPU floats below
-    32 bits.
+    It copies small blocks for a moment, at most 32 MiB of them at a time.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,

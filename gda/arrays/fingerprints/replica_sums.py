@@ -1,16 +1,16 @@
 """The sums of every replica of the blocks of many arrays, each made on the device that holds it.
 
 Each block is summed up as an array of its own, with its padding. One program takes all small blocks
-as one line of words; a large block has a program of its own, which does not copy it.
+as one line of words; large ones are summed up as for a fingerprint.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +21,16 @@ from gda.arrays.bits import as_unsigned
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import LANES, ORIGIN, Words, constants_of, key_at, keys_from
 from gda.arrays.fingerprints.on_devices import (
-    RowFolding,
     cache_of_arrays,
-    folding_of,
     is_near,
     mixed,
-    placed_keys,
     side_by_side,
-    sums_of_block,
+    started,
     words_of,
 )
 from gda.arrays.process_local import shards_by_position
+from gda.layout.cover import groups_within
 from gda.layout.dtype_names import width_of
-from gda.layout.spec import Shape
 from gda.mesh import local_positions, own_settings, sharding_of
 
 # The most elements of a block that is summed up together with others; on CPU, a program without a
@@ -51,93 +48,75 @@ def sums_of_replicas(arrays: Sequence[jax.Array]) -> list[Words]:
     their numbers.
     """
     found: list[Words] = []
-    bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
-    rows: Counter[Mesh] = Counter()
+    begun: list[tuple[Sequence[int], jax.Array]] = []  # numbers of arrays, and their sums
+    small: defaultdict[Mesh, dict[int, jax.Array]] = defaultdict(dict)
     with own_settings():
         for number, array in enumerate(arrays):
-            size = len(local_positions(_mesh_of(array)))
-            found.append(np.zeros((size, LANES), np.uint32))
-            if not size or not array.size:
+            found.append(np.zeros((len(local_positions(_mesh_of(array))), LANES), np.uint32))
+            if not found[number].size or not array.size:
                 continue
-            taken = _taken(number, array)
-            mesh = _mesh_of(taken.array)
-            if math.prod(taken.block) <= SMALL:
-                bundles[mesh, rows[mesh] // _MOST_ROWS].append(taken)
-                rows[mesh] += taken.rows
+            if math.prod(array.sharding.shard_shape(array.shape)) > SMALL:
+                blocks = _blocks_of(array)
+                begun.append(([number], started(blocks, [(0,) * blocks[0].ndim] * len(blocks))))
             else:
-                bundles[mesh, -1 - number].append(taken)  # alone
-        started = [(bundle, _started(mesh, bundle)) for (mesh, _), bundle in bundles.items()]
-        for bundle, sums in started:
-            by_array = np.asarray(sums).reshape(-1, len(bundle), LANES).swapaxes(0, 1)
-            for taken, of_devices in zip(bundle, by_array, strict=True):
-                found[taken.number] = of_devices
+                line = _for_line(array)
+                small[_mesh_of(line)][number] = line
+        for mesh, lines in small.items():
+            for numbers in groups_within([*lines], [*map(_rows_of, lines.values())], _MOST_ROWS):
+                begun.append((numbers, _sums_of(mesh, [lines[number] for number in numbers])))
+        for numbers, sums in begun:
+            by_array = np.asarray(sums).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
+            for number, of_devices in zip(numbers, by_array, strict=True):
+                found[number] = of_devices
     return found
-
-
-class _Taken(NamedTuple):
-    number: int
-    array: jax.Array
-    block: Shape  # of a block
-    rows: int  # that a block has in a line of words
-
-
-def _taken(number: int, array: jax.Array) -> _Taken:
-    """Return an array, or its blocks in this process as one, with bits that XLA can sum up."""
-    whole, are_keys = array, is_extended(array.dtype)
-    is_odd = are_keys or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
-    if is_odd or not array.is_fully_addressable:
-        blocks = shards_by_position(array).values()
-        whole = side_by_side([jax.random.key_data(x) if are_keys else x for x in blocks], False)
-    block = whole.sharding.shard_shape(whole.shape)
-    rows = -(-math.prod(block) * width_of(whole.dtype)[1] >> _BITS_OF_ROW)
-    return _Taken(number, whole, block, rows)
 
 
 def _mesh_of(array: jax.Array) -> Mesh:
     return sharding_of(array).mesh  # pyright: ignore[reportReturnType]
 
 
-def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
-    first, folding = bundle[0], None
-    if math.prod(first.block) <= SMALL:
-        keys: Any = _keys_of_rows(mesh, sum(taken.rows for taken in bundle))
-    else:
-        folding = folding_of(first.block, width_of(first.array.dtype)[1])
-        keys = placed_keys(mesh, folding, ((0,) * len(first.block),) * mesh.size)
-    run = _program(mesh, folding, tuple([sharding_of(taken.array).spec for taken in bundle]))
-    sums = run(keys, [taken.array for taken in bundle])
+def _blocks_of(array: jax.Array) -> list[jax.Array]:
+    blocks = [*shards_by_position(array).values()]
+    return [*map(jax.random.key_data, blocks)] if is_extended(array.dtype) else blocks
+
+
+def _for_line(array: jax.Array) -> jax.Array:
+    """Return an array, or its blocks in this process as one, with bits that XLA can sum up."""
+    is_odd = is_extended(array.dtype) or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
+    if is_odd or not array.is_fully_addressable:
+        return side_by_side(_blocks_of(array), waits=False)
+    return array
+
+
+def _rows_of(array: jax.Array) -> int:
+    """Return the rows that a block has in a line of words."""
+    words = math.prod(array.sharding.shard_shape(array.shape)) * width_of(array.dtype)[1]
+    return -(-words >> _BITS_OF_ROW)
+
+
+# Many small blocks at once. Their words stand in one line, each block in rows of its own, and have
+# the keys of the elements of a one-dimensional array of 32 bits.
+
+
+def _sums_of(mesh: Mesh, arrays: list[jax.Array]) -> jax.Array:
+    """Return the sums of each array on each device, uint32 ``[devices * arrays, LANES]``."""
+    keys = _keys_of_rows(mesh, sum(map(_rows_of, arrays)))
+    sums = _program(mesh, tuple([sharding_of(array).spec for array in arrays]))(keys, arrays)
     sums.copy_to_host_async()
     return sums
 
 
 @lru_cache(maxsize=256)
-def _program(mesh: Mesh, folding: RowFolding | None, specs: tuple[PartitionSpec, ...]) -> Any:
-    """Return the program from keys and arrays to uint32 ``[devices * arrays, LANES]``.
-
-    ``folding`` is that of one large block, and ``None`` for many small ones.
-    """
-    by_device = PartitionSpec(mesh.axis_names)
-
-    def sums(keys: Any, blocks: list[jax.Array]) -> jax.Array:
-        if folding is None:
-            return _sums_in_line(keys, blocks)
-        is_on_cpu = mesh.devices.flat[0].platform == "cpu"
-        return sums_of_block(folding, is_on_cpu, blocks[0], keys)[None]
-
-    of_keys = PartitionSpec() if folding is None else by_device
+def _program(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
     return jax.jit(
         jax.shard_map(
-            sums,
+            _sums_in_line,
             mesh=mesh,
-            in_specs=(of_keys, list(specs)),
-            out_specs=by_device,
+            in_specs=(PartitionSpec(), list(specs)),
+            out_specs=PartitionSpec(mesh.axis_names),
             check_vma=False,
         )
     )
-
-
-# Many small blocks at once. Their words stand in one line, each block in rows of its own, and have
-# the keys of the elements of a one-dimensional array of 32 bits.
 
 
 @cache_of_arrays(64)
