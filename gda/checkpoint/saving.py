@@ -413,7 +413,8 @@ class Save:
 
     def _claimed(self, looks: bool) -> _Claim:
         """Claim the path in process 0."""
-        check_names_no_step(self.store.url, self._timeout)
+        if "@" in self.store.url:
+            check_names_no_step(self.store.url, self._timeout)
         base = None if self._base is None else load_complete(self._base)
         claim = self._held.enter_context(_claimed(self.store, self._agreed["overwrite"]))
         self._held.push(partial(self._undo, claim.data))

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,9 @@ from gda.layout.indices import Tiling, index_at, shape_at
 from gda.layout.spec import Index, Shape
 from gda.storage.stores import checksums
 from gda.trees.records.recorded_tree import (
-    ArrayLeaf,
-    Leaf,
     PerProcessLeaf,
     Piece,
     RecordedTree,
-    may_be_tied,
 )
 
 # Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.
@@ -216,6 +213,7 @@ Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 class Manifest(RecordedTree):
     """The contents of a checkpoint."""
 
+    has_files: ClassVar[bool] = True
     data: str  # the directory with its arrays
     arrays: tuple[StoredArray, ...]
     about: dict[str, Any]  # date and versions of the save, for people
@@ -238,15 +236,6 @@ class Manifest(RecordedTree):
         """Bytes of all arrays; leaves that are tied to one array count once."""
         places = {self.place_of(x) or x.path: x.nbytes for x in self.array_leaves}
         return sum(places.values())
-
-    def place_of(self, leaf: Leaf) -> Any:
-        """Return the place of an array in the files, which tied leaves share.
-
-        ``None`` of leaves that are never tied: values, numbers, keys and arrays without elements.
-        """
-        if isinstance(leaf, ArrayLeaf) and leaf.nbytes and may_be_tied(leaf):
-            return leaf.array, leaf.pieces
-        return None
 
     @property
     def nbytes_of_chunks(self) -> int:

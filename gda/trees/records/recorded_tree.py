@@ -157,6 +157,7 @@ class RecordedTree:
     leaves: tuple[Leaf, ...]  # in the order in which the structure counts them
     structure: Any  # of the tree, as JSON
 
+    has_files: ClassVar[bool] = False
     # For messages: the tree, and the arguments that cast its arrays to the dtypes of ``like``, and
     # that keep leaves which it does not have.
     what: ClassVar[str] = "the checkpoint"
@@ -168,7 +169,13 @@ class RecordedTree:
         return [leaf for leaf in self.leaves if isinstance(leaf, ArrayLeaf)]
 
     def place_of(self, leaf: Leaf) -> Any:
-        """Return the place of an array in files, which tied leaves share; ``None`` in an offer."""
+        """Return the place of an array in the files, which tied leaves share.
+
+        ``None`` of leaves that are never tied: values, numbers, keys and arrays without elements.
+        """
+        if self.has_files and isinstance(leaf, ArrayLeaf) and leaf.nbytes and may_be_tied(leaf):
+            return leaf.array, leaf.pieces
+        return None
 
     def leaves_at(self, at: Path) -> dict[Path, Leaf]:
         """Return the leaves of a subtree, by their paths in the whole tree."""
