@@ -135,6 +135,22 @@ def load_tree(
     )
 
 
+class _Request(NamedTuple):
+    """A source, and what the user asked for it."""
+
+    source: Any
+    layout: Any
+    dtype: Any
+    is_named: bool  # the dtype is at the very place of the source
+
+    @property
+    def alike(self) -> tuple[Any, ...] | None:
+        """All that decides how a tensor of files is read: equal for many of a model."""
+        if not isinstance(self.source, SafetensorsTensor):
+            return None
+        return self.source.shape, self.source.dtype, *self[1:]
+
+
 class _LoadedLeaf(NamedTuple):
     """A source, and its pending array."""
 
@@ -170,12 +186,26 @@ class _LoadingTree:
         """Check the request; read nothing."""
         sources = jax.tree.leaves(self.tree, is_leaf=is_container)
         layouts = specs_per_leaf(self.tree, self.mesh, self.specs, _shaped).of_each_leaf()
-        requests = zip(sources, layouts, self._dtypes(), strict=True)
+        requests = [
+            _Request(source, layout, *dtype)
+            for source, layout, dtype in zip(sources, layouts, self._dtypes(), strict=True)
+        ]
         leaves, kinds = [], {}
         for number, request in enumerate(requests):
             note = partial(self._note_path, number)
+            alike = None if self.options.read_once else request.alike
             try:
-                leaves.append(self._prepared(*request, note, kinds))
+                if is_value(request.source):
+                    leaves.append(request.source)
+                    continue
+                if (kind := kinds.get(alike)) is not None:
+                    build = TensorByRows(kind, request.source, note)
+                else:
+                    build = self._pending(request, note)
+                    if alike is not None and (kind := RowsKind.of(build, self.options)):
+                        kinds[alike] = kind
+                        build = TensorByRows(kind, request.source, note)
+                leaves.append(_LoadedLeaf(request.source, build))
             except Exception as error:
                 note(error)
                 raise
@@ -199,31 +229,12 @@ class _LoadingTree:
             for pair, dtype in zip(prefix.pairs, prefix.of_each_leaf(), strict=True)
         ]
 
-    def _prepared(
-        self,
-        source: Any,
-        layout: Any,
-        given: tuple[Any, bool],
-        note: Callable[..., None],
-        kinds: dict[Any, RowsKind],
-    ) -> Any:
-        """Return a leaf; ``kinds`` are those of the tensors before, by all that decides them."""
-        if is_value(source):
-            return source
-        key = None
-        if isinstance(source, SafetensorsTensor) and not self.options.read_once:
-            key = source.shape, source.dtype, layout, given
-            if (kind := kinds.get(key)) is not None:
-                return _LoadedLeaf(source, TensorByRows(kind, source, note))
-        dtype, is_named = given
+    def _pending(self, request: _Request, note: Callable[..., None]) -> PendingArray:
+        source, layout, dtype, is_named = request
         if not is_named:
             dtype = _dtype_of_floats(source, dtype)
         over = mesh_and_spec_of(self.mesh, layout, source)
-        build = pending_array_of_source(source, *over, dtype, self.options, note, pad=self.pad)
-        if key is not None and (kind := RowsKind.of(build, self.options)) is not None:
-            kinds[key] = kind
-            build = TensorByRows(kind, source, note)
-        return _LoadedLeaf(source, build)
+        return pending_array_of_source(source, *over, dtype, self.options, note, pad=self.pad)
 
     def described(self, leaves: _Leaves) -> Description:
         """Return what must be the same in all processes."""
