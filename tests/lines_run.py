@@ -42,7 +42,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         "test": re.sub(r"@[^]@]+$", "", item.nodeid),  # without the group that xdist adds
         "seconds": time.monotonic() - begun,
         "passed": item.session.testsfailed == failed,
-        "has_processes": item.get_closest_marker("processes") is not None,
         "lines": {name: sorted(lines) for name, lines in _lines.items()},
     }
     with Path(os.environ["LINES_RUN"], f"{os.getpid()}.jsonl").open("a") as file:

@@ -70,8 +70,8 @@ _TELL = re.compile(r"(log|warnings)\.\w+|print|.*\.add_note|time\.sleep")
 _UNSEEN = {"timeout", "stacklevel", "strict", "maxsize"}  # keywords
 _OMITTED = ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom
 
-# Seconds of the tests that are tried for a mutant, as they were recorded; a killed one takes few.
-_SECONDS = 30
+# Seconds of the tests that are tried for a mutant, as they were recorded: of any, and of all.
+_QUICK_SECONDS, _SECONDS = 10, 60
 _LEAST_LIMIT = 120
 
 
@@ -303,16 +303,18 @@ class Tests:
         if not found and mutant.path.startswith(f"gda/{self.folder}/"):
             more = there
 
-        def rank(each: Any) -> tuple[bool, bool, float]:
-            return own not in each["test"], each["has_processes"], each["seconds"]
-
-        seconds, chosen = 0.0, []
-        for each in sorted([*found, *more], key=rank):
-            if chosen and seconds + each["seconds"] > _SECONDS:
-                break
-            seconds += each["seconds"]
-            chosen.append(each["test"])
-        return chosen, seconds, bool(found)
+        # Most are killed by any test. The others, by tests of just what the module does.
+        ways = [
+            (_QUICK_SECONDS, lambda each: (own not in each["test"], each["seconds"])),
+            (_SECONDS, lambda each: -len(set(each["lines"][mutant.path]))),
+        ]
+        seconds, chosen = 0.0, dict[str, None]()
+        for most, rank in ways:
+            for each in sorted([*found, *more], key=rank):
+                if each["test"] not in chosen and seconds + each["seconds"] <= most:
+                    seconds += each["seconds"]
+                    chosen[each["test"]] = None
+        return [*chosen], seconds, bool(found)
 
 
 def _digest(folder: str) -> str:
