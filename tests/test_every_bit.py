@@ -115,11 +115,10 @@ WAYS: dict[str, Callable[[Path], Any]] = {
         for over, spec in ((SIX, SPEC), (THREE, P(None, "x")))
     ],
     "PaddedArray": lambda _: gda.PaddedArray(PADDED.filled(1), ODD.shape),
-    "PaddedArray.from_array": lambda _: [
-        gda.PaddedArray.from_array(each, SIX, SPEC) for each in (ODD, jnp.asarray(ODD), X)
-    ],
     "PaddedArray.from_source": lambda _: [
-        gda.PaddedArray.from_source(each, OTHER, P("q")) for each in (ODD, X, ONE, lazy(ODD))
+        gda.PaddedArray.from_source(each, over, spec)
+        for each in (ODD, jnp.asarray(ODD), X, ONE, lazy(ODD))
+        for over, spec in ((SIX, SPEC), (OTHER, P("q")))
     ],
     "PaddedArray.from_callback": lambda _: gda.PaddedArray.from_callback(
         ODD.shape, SIX, SPEC, lambda i: ODD[i]
@@ -280,7 +279,7 @@ def all_of_it():
     for n in (8, 2**16):
         make = lambda spec: gda.GlobalArray.from_source(np.arange(n, dtype=np.float32), mesh, spec)
         g, whole, weak = make(P("x")), make(P()), jax.numpy.asarray(3.0)
-        odd = gda.PaddedArray.from_array(np.ones(n - 1), mesh, P("x"))
+        odd = gda.PaddedArray.from_source(np.ones(n - 1), mesh, P("x"))
         yield [gda.fingerprint(tree) for tree in (g, odd, {"w": weak, "n": np.arange(n)})]
         gda.check_replicas_agree({"g": g, "whole": whole, "odd": odd})
         moved = gda.reshard_tree({"g": g, "odd": odd}, mesh, P(), pad=True, donate=True)

@@ -211,7 +211,7 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
 def test_an_error_of_an_array_with_padding_is_told_to_all() -> None:
     world, is_me = World(), jax.process_index() == ME
     kind, said = (ValueError, None) if is_me else (gda.DisagreementError, f"process {ME} failed")
-    padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
+    padded = gda.PaddedArray.from_source(batch(13, 2), world.mesh, P("x"))
     with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())
 

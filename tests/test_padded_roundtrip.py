@@ -86,7 +86,7 @@ def computed(tree: dict[str, PaddedArray]) -> Any:
 def moved(p: PaddedArray, mesh: Mesh, spec: P) -> PaddedArray:
     # JAX replicates what it computes of an array without elements, and says that it is sharded.
     if not p.size:
-        return PaddedArray.from_array(np.asarray(p), mesh, spec)
+        return PaddedArray.from_source(np.asarray(p), mesh, spec)
     p = p.reshard(mesh, spec)
     return PaddedArray(p.filled(jnp.nan), p.shape)
 

@@ -49,7 +49,7 @@ CALLS = [
     "gda.storage.save_safetensors(file, x)",
     "gda.storage.lazy(x)", "gda.storage.stack([x])", "gda.storage.concatenate([x])",
     "gda.show(x)", "gda.show.text(x)", "gda.show.svg(x)", "gda.show.html(x)",
-    "gda.GlobalArray.from_array(x)", "gda.PaddedArray.from_array(x, mesh, P('x'))",
+    "gda.GlobalArray.from_array(x)", "gda.PaddedArray.from_source(x, mesh, P('x'))",
     "gda.GlobalArray.from_source(x, mesh, P('x'))",
     "gda.compat.host_local_array_to_global_array(x, mesh, P())",
     "gda.compat.global_array_to_host_local_array(x, mesh, P())",

@@ -95,7 +95,7 @@ def large() -> gda.GlobalArray:
 def ways_under(set_mesh: Mesh) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the calls of all functions, by their texts or numbers, under a mesh."""
     g = cut(DATA, MESH, P("x"))
-    p = gda.PaddedArray.from_array(ODD, MESH, P("x"))
+    p = gda.PaddedArray.from_source(ODD, MESH, P("x"))
     trees: list[dict[str, Any]] = [
         {"w": g, "b": jax.device_put(jnp.ones((8, 4), jnp.bfloat16), g.sharding)},
         {"w": g.array, "key": jax.random.split(jax.random.key(0), 8)},
@@ -148,7 +148,7 @@ def test_the_mesh_of_the_user_changes_no_result(other: Mesh) -> None:
 
 def test_a_mask_has_its_layout_where_jit_is_disabled() -> None:
     for mesh in (MESH, EXPLICIT):
-        p = gda.PaddedArray.from_array(ODD, mesh, P("x"))
+        p = gda.PaddedArray.from_source(ODD, mesh, P("x"))
         with jax.disable_jit():
             mask = p.mask()
         assert mask.sharding == p.sharding
@@ -169,7 +169,7 @@ def test_no_function_is_stopped_by_settings_of_the_user(guard: str) -> None:
 
 def test_values_that_are_not_finite_may_be_moved_where_jax_looks_for_them() -> None:
     data = np.array([1, np.nan, np.inf, 4, 5], np.float32)
-    p = gda.PaddedArray.from_array(data, MESH, P("x"))
+    p = gda.PaddedArray.from_source(data, MESH, P("x"))
     whole = gda.GlobalArray.from_source(np.resize(data, 8), MESH, P("x"))
     ref = jax.new_ref(whole.array)
     with jax.debug_nans(True), jax.debug_infs(True):

@@ -366,7 +366,7 @@ class Container:
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> p = gda.PaddedArray.from_array(np.arange(5), mesh, ['x'])
+        >>> p = gda.PaddedArray.from_source(np.arange(5), mesh, ['x'])
         >>> moved = p.reshard(jax.sharding.Mesh(mesh.devices[:2, 0], ('z',)), ['z'])
         >>> moved.padded_shape, moved.gather(), moved.fingerprint() == p.fingerprint()
         ((6,), array([0, 1, 2, 3, 4], dtype=int32), True)

@@ -17,20 +17,16 @@ from jax.sharding import AxisType, NamedSharding
 
 from gda.arrays.bits import as_unsigned, is_narrow
 from gda.arrays.container import Container
-from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike, check_shape, format_spec, partitions_of
+from gda.layout.spec import Shape, check_shape, format_spec, partitions_of
 from gda.mesh import (
-    MeshLike,
     grid_of,
     is_tracer,
     named_sharding,
     own_settings,
 )
-from gda.multihost.agreement import communicates, if_checked
-from gda.storage.sources import array_here, check_unmasked
 
 
 @set_module("gda")
@@ -51,7 +47,7 @@ class PaddedArray(Container):
 
     >>> import gda, jax, jax.numpy as jnp, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-    >>> p = gda.PaddedArray.from_array(np.arange(10, dtype=np.float32), mesh, ['x'])
+    >>> p = gda.PaddedArray.from_source(np.arange(10, dtype=np.float32), mesh, ['x'])
     >>> p.shape, p.padded_shape, p.local_shards[7].data.shape, p.mask().tolist()[9:11]
     ((10,), (16,), (0,), [True, False])
     >>> @jax.jit
@@ -90,20 +86,6 @@ class PaddedArray(Container):
     @classmethod
     def _padding(cls, fill: object) -> dict[str, Any]:
         return {"pad": True, "fill": 0 if fill is None else fill}
-
-    @classmethod
-    @communicates("PaddedArray.from_source", if_checked())
-    def from_array(
-        cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0
-    ) -> Self:
-        """Pad an array that is in memory: NumPy's, or one of JAX that this process has whole.
-
-        Raises the errors of ``from_source``; ``TypeError`` for a masked array with masked values.
-        """
-        if not isinstance(array, np.ndarray):
-            array = live(array_here(array), "give other sources to from_source")
-        check_unmasked(array)
-        return cls.from_source(array, mesh, spec, fill=fill)
 
     # Its layout.
 

@@ -165,7 +165,7 @@ def _placed(each: Relayout) -> jax.Array:
     """Return an array of the copy that this process has, which shares no memory with it."""
     array, sharding = each.array, each.sharding
     if each.target.is_padded:
-        return PaddedArray.from_array(array, sharding).array
+        return PaddedArray.from_source(array, sharding).array
     dtype = None if sharding.addressable_devices else array.dtype
     return array_from_process_local(array, sharding, None, array.shape, dtype=dtype, copy=True)
 

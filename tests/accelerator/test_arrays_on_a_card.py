@@ -65,7 +65,7 @@ def test_many_leaves_go_to_the_card_and_back_within_a_bound(one_mesh: Mesh) -> N
 
 def test_a_padded_array_has_its_values_and_a_mask(card_mesh: Mesh) -> None:
     data = normal((5, 3))
-    padded = gda.PaddedArray.from_array(data, card_mesh, P("x"))
+    padded = gda.PaddedArray.from_source(data, card_mesh, P("x"))
     assert bits(padded.gather()) == data.tobytes()
     total = gda.jit(lambda x: x.filled(0).sum())(padded)
     np.testing.assert_allclose(np.asarray(total), data.sum(), rtol=1e-5)

@@ -139,7 +139,7 @@ def test_donated_and_padded_arrays_move_between_the_card_and_cpu_devices(
     odd, even = random_bits((63, 95), dtype), random_bits(SHAPE, dtype)
     for donate in (False, True):
         tree = {
-            "odd": gda.PaddedArray.from_array(odd, one_mesh, P("x")),
+            "odd": gda.PaddedArray.from_source(odd, one_mesh, P("x")),
             "even": gda.load_tree(even, one_mesh, P("x")),
         }
         there = gda.reshard_tree(tree, cpu_mesh, P("y", "x"), donate=donate)

@@ -67,7 +67,7 @@ def bits_of(array: Any) -> bytes:
 
 
 def padded(data: np.ndarray, mesh: Mesh, spec: P) -> gda.PaddedArray:
-    return gda.PaddedArray.from_array(data, mesh, spec)
+    return gda.PaddedArray.from_source(data, mesh, spec)
 
 
 def test_values_without_padding_keep_bits(data: np.ndarray, uneven: Mesh) -> None:

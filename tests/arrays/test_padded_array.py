@@ -260,12 +260,12 @@ def test_a_part_of_an_array_has_no_mask(mesh: Mesh) -> None:
 
 def test_a_container_is_padded_as_its_array(mesh: Mesh) -> None:
     g = gda.GlobalArray.from_source(batch(16), mesh, P("x"))
-    np.testing.assert_array_equal(PaddedArray.from_array(g, mesh, P("x")), batch(16))
+    np.testing.assert_array_equal(PaddedArray.from_source(g, mesh, P("x")), batch(16))
 
 
 def test_bad_arrays_fills_and_blocks_are_refused(mesh: Mesh) -> None:
-    with pytest.raises(TypeError, match="not list; give other sources to from_source"):
-        PaddedArray.from_array([1, 2], mesh, P("x"))
+    with pytest.raises(TypeError, match="a list is not a source"):
+        PaddedArray.from_source([1, 2], mesh, P("x"))
     with pytest.raises(ValueError, match=r"fill=0.5 is not a value of int32"):
         padded(batch(5, dtype=np.int32), mesh, P("x"), fill=0.5)
     with pytest.raises(TypeError, match="a GlobalArray has no padding; omit fill="):

@@ -280,7 +280,7 @@ def test_weak_types_over_many_processes(shared_tmp_path: Path) -> None:
 def test_weak_types_of_padded_arrays(mesh: Mesh, tmp_path: Path) -> None:
     weak = jax.jit(lambda: jnp.broadcast_to(0.5, (7, 2)))()
     trees = [gda.load_tree({"w": weak}, mesh, P("x"), pad=True)]
-    trees.append({"w": gda.PaddedArray.from_array(weak, mesh, P("x"))})
+    trees.append({"w": gda.PaddedArray.from_source(weak, mesh, P("x"))})
     trees.append(pickle.loads(pickle.dumps(trees[0])))
     gda.checkpoint.save(tmp_path, trees[0])
     trees.append(gda.checkpoint.restore(tmp_path, trees[0]))

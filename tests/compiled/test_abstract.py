@@ -68,7 +68,7 @@ def test_containers_stay_and_a_padded_array_is_padded_for_the_new_mesh(mesh: Mes
     small = Mesh(np.array(jax.devices()[:2]), ("x",))
     tree = {
         "plain": gda.GlobalArray.from_source(np.ones((8, 2), np.float32), small, P("x")),
-        "padded": gda.PaddedArray.from_array(np.ones((5, 2), np.float32), small, P("x")),
+        "padded": gda.PaddedArray.from_source(np.ones((5, 2), np.float32), small, P("x")),
     }
     placed = gda.abstract(tree, mesh, P("data"))
     assert jax.tree.structure(placed) == jax.tree.structure(tree)
@@ -80,7 +80,7 @@ def test_containers_stay_and_a_padded_array_is_padded_for_the_new_mesh(mesh: Mes
 
     here = {
         "plain": gda.GlobalArray.from_source(np.ones((8, 2), np.float32), mesh, P("data")),
-        "padded": gda.PaddedArray.from_array(np.ones((5, 2), np.float32), mesh, P("data")),
+        "padded": gda.PaddedArray.from_source(np.ones((5, 2), np.float32), mesh, P("data")),
     }
     assert jax.jit(total).lower(placed).as_text() == jax.jit(total).lower(here).as_text()
 

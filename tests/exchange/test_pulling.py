@@ -41,7 +41,7 @@ def tree_of(mesh: Mesh) -> Any:
     return {
         "rows": cut(batch(8, 6), mesh, P("x")),
         "both": cut(batch(8, 6), mesh, P("y", None)).array,
-        "padded": gda.PaddedArray.from_array(batch(7, 3), mesh, P("x")),
+        "padded": gda.PaddedArray.from_source(batch(7, 3), mesh, P("x")),
         "keys": jax.random.wrap_key_data(np.arange(16, dtype=np.uint32).reshape(8, 2)),
         "one key": gda.GlobalArray.from_array(
             jax.device_put(jax.random.key(4), NamedSharding(mesh, P()))
@@ -108,7 +108,7 @@ def test_parts_of_a_tree_and_arrays_without_a_layout(offer: gda.Offer, mesh: Mes
 def test_any_layout_becomes_any_other(layouts: Any, sizes: list[int], dtype: str) -> None:
     whole = (batch(*sizes) % 7).astype(jnp.dtype(dtype))
     (source, before), (target, after) = layouts
-    offered = gda.PaddedArray.from_array(whole, source, before)
+    offered = gda.PaddedArray.from_source(whole, source, before)
     with gda.offer([offered]) as offer:
         (pulled,) = gda.pull(offer.address, target, [after], pad=True)
     np.testing.assert_array_equal(np.asarray(pulled), whole)

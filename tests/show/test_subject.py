@@ -80,7 +80,7 @@ def test_global_array_from_eval_shape() -> None:
 
 def test_a_padded_array() -> None:
     mesh = mesh_of({"x": 4, "y": 2})
-    subject = subject_of(gda.PaddedArray.from_array(np.ones((5, 3)), mesh, ("x", "y")))
+    subject = subject_of(gda.PaddedArray.from_source(np.ones((5, 3)), mesh, ("x", "y")))
     assert (subject.kind, subject.shape, subject.block_bytes) == ("PaddedArray", (5, 3), 16)
     assert subject.grid == gda.ShardGrid(
         (5, 3), mesh.shape, ("x", "y"), pad=True, process_of=[0] * 8

@@ -397,7 +397,7 @@ def test_tree_functions_keep_the_container_and_name_its_leaf(mesh: Mesh) -> None
 
 def test_a_masked_state_goes_in_and_out_of_jit(auto_mesh: Mesh) -> None:
     params = {"w": make(auto_mesh), "b": make(auto_mesh, P("y"), DATA[0])}
-    params["odd"] = gda.PaddedArray.from_array(DATA[0, :5], auto_mesh, P("x"))
+    params["odd"] = gda.PaddedArray.from_source(DATA[0, :5], auto_mesh, P("x"))
     are_matrices = lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)  # noqa: E731
     tx = optax.masked(optax.sgd(0.1, momentum=0.9), are_matrices)
     state = tx.init(params)

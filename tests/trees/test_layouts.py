@@ -38,7 +38,7 @@ def test_every_array_of_a_tree_has_a_row_and_other_leaves_have_none(mesh: Mesh) 
     rows = rows_of(
         {
             "layers": [{"w": w}, {"w": gda.GlobalArray.from_array(w)}],
-            "padded": gda.PaddedArray.from_array(batch(5, 3), mesh, P("x")),
+            "padded": gda.PaddedArray.from_source(batch(5, 3), mesh, P("x")),
             "one": jnp.zeros(3, "int4"),
             "keys": jax.random.split(jax.random.key(0), 8),
             "later": jax.ShapeDtypeStruct((2, 3), jnp.bfloat16),
@@ -67,7 +67,7 @@ def test_shapes_stand_for_arrays_on_devices_that_are_not_here() -> None:
     mesh: Any = AbstractMesh((64, 16), ("data", "model"))
     row = rows_of([shape(mesh, P(("model", "data")), 65536, 8192)])["0"]
     assert (row.block_shape, row.num_devices, row.num_replicas) == ((64, 8192), 1024, 1)
-    padded = gda.PaddedArray.from_array(batch(5), mesh_of(XY), P("x"))
+    padded = gda.PaddedArray.from_source(batch(5), mesh_of(XY), P("x"))
     assert rows_of([gda.abstract(padded, mesh_of(XY), P("x"))])["0"].block_shape == (2,)
 
 

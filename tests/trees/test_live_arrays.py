@@ -49,7 +49,7 @@ def rows_of(report: gda.MemoryReport) -> dict[str, gda.ArrayMemory]:
 
 def test_arrays_of_trees_have_their_paths(mesh: Mesh) -> None:
     w, b = cut(DATA, mesh, P("x", "y")), put(mesh, P("x"))
-    padded = gda.PaddedArray.from_array(batch(5), mesh, P("x"))
+    padded = gda.PaddedArray.from_source(batch(5), mesh, P("x"))
     params = {"layers": [{"w": w, "b": b}], "p": padded, "step": 3, "host": DATA, "none": None}
     rows = rows_of(gda.memory(params=params, opt=(jnp.zeros(4),)))
     assert {name: row[2:] for name, row in rows.items()} == {

@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, Callable[[Any, Path], Any]] = {
         (8, 8), MESH, P("x"), array.__getitem__
     ),
     "from_process_local": lambda array, _: gda.GlobalArray.from_process_local(array, MESH, P("x")),
-    "PaddedArray.from_array": lambda array, _: gda.PaddedArray.from_array(array, MESH, P("x")),
+    "PaddedArray.from_source": lambda array, _: gda.PaddedArray.from_source(array, MESH, P("x")),
     "stack": lambda array, _: gda.storage.stack([array])[0],
     "prefetch": lambda array, _: next(gda.prefetch([array], MESH, P("x"))),
     "fingerprint": lambda array, _: (

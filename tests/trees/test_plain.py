@@ -217,7 +217,7 @@ def test_to_jax_copies_nothing_and_names_padding() -> None:
     made = gda.to_jax(tree)
     assert made["g"][0] is g.array
     assert all(made[name] is tree[name] for name in "xno")
-    padded = gda.PaddedArray.from_array(batch(6), MESH, P("x"))
+    padded = gda.PaddedArray.from_source(batch(6), MESH, P("x"))
     with pytest.raises(ValueError, match=r"Take p.filled\(value\) or p.array") as caught:
         gda.to_jax({"a": [padded]})
     assert caught.value.__notes__ == ["gda: at a/0 of the tree"]
@@ -248,7 +248,7 @@ def test_plain_refuses_padding_before_anything_is_read(tmp_path: Path) -> None:
 
     gda.checkpoint.save(tmp_path, {"a": DATA})
     next(tmp_path.glob("data-*/*/c.*")).unlink()
-    padded = {"a": gda.PaddedArray.from_array(DATA[:6], MESH, P("x"))}
+    padded = {"a": gda.PaddedArray.from_source(DATA[:6], MESH, P("x"))}
     restore = gda.checkpoint.restore
     both = "plain=True and pad=True exclude each other"
     for call, message in [
@@ -280,7 +280,7 @@ def test_a_state_that_was_trained_is_restored_into_a_fresh_one(tmp_path: Path) -
 
 
 def test_fingerprints_find_the_leaf_that_differs() -> None:
-    padded = gda.PaddedArray.from_array(batch(6), MESH, P("x"))
+    padded = gda.PaddedArray.from_source(batch(6), MESH, P("x"))
     tree = {"g": cut(DATA, MESH, P("x")), "p": [padded], "n": DATA, "key": KEYS, "step": 3}
     digests = gda.fingerprint(tree)
     assert digests == {

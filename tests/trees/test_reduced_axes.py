@@ -137,7 +137,7 @@ REFUSING: dict[str, Callable[[Any, Path], object]] = {
     "offer": lambda x, _: gda.offer({"x": x}),
     "store": lambda x, _: gda.store({"x": x}, {"x": np.zeros((8, 8), np.float32)}),
     "load_tree": lambda x, _: gda.load_tree({"x": x}, MESH, P()),
-    "padded": lambda x, _: gda.PaddedArray.from_array(x, MESH, P()),
+    "padded": lambda x, _: gda.PaddedArray.from_source(x, MESH, P()),
     "prefetch": lambda x, _: next(gda.prefetch([{"x": x}], MESH, P())),
     "from_callback": lambda x, _: gda.GlobalArray.from_callback((8, 8), MESH, P(), lambda _: x),
     "lazy": lambda x, _: gda.storage.lazy(x),

@@ -69,7 +69,7 @@ TAKING: dict[str, Callable[[Any, Path], Any]] = {
     "load_tree": lambda ref, _: gda.load_tree({"r": ref}, MESH, P("y"))["r"],
     "from_source": lambda ref, _: gda.GlobalArray.from_source(ref, MESH, P("y")),
     "from_callback": lambda ref, _: gda.GlobalArray.from_callback((8, 8), MESH, P(), lambda _: ref),
-    "padded": lambda ref, _: gda.PaddedArray.from_array(ref, MESH, P("x")),
+    "padded": lambda ref, _: gda.PaddedArray.from_source(ref, MESH, P("x")),
     "to_numpy": lambda ref, _: gda.to_numpy({"r": ref})["r"],
     "offer": lambda ref, _: offered(ref),
     "store": lambda ref, _: stored(ref),

@@ -227,7 +227,7 @@ def random_leaf(chance: random.Random) -> Any:
     data = np.frombuffer(raw, np.uint8) & np.uint8((1 << bits) - 1 if bits else 255)
     data = data.view(kind).reshape(sizes)
     if pads:
-        return gda.PaddedArray.from_array(data, mesh, P(*entries))
+        return gda.PaddedArray.from_source(data, mesh, P(*entries))
     g = cut(data, mesh, P(*entries))
     return chance.choice([g, g.array])
 

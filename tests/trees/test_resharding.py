@@ -76,7 +76,7 @@ def test_every_leaf_keeps_its_kind(mesh: Mesh) -> None:
         "jax": g.array,
         "local": jnp.asarray(3),
         "none": None,
-        "padded": gda.PaddedArray.from_array(batch(7), mesh, P("x")),
+        "padded": gda.PaddedArray.from_source(batch(7), mesh, P("x")),
     }
     moved = gda.reshard_tree(tree, ordered_mesh([1, 2, 3, 4], {"z": 4}), P())
     kinds = {name: type(leaf) for name, leaf in moved.items()}

@@ -191,7 +191,7 @@ def test_a_donated_array_is_gone_and_shares_nothing(mesh: Mesh, dtype: Any) -> N
     ]:
         for old in (
             cut(data, *before),
-            gda.PaddedArray.from_array(data[:15], *before),
+            gda.PaddedArray.from_source(data[:15], *before),
             cut(data, *before).array,
         ):
             new = gda.reshard_tree({"x": old}, *after, donate=True)["x"]
@@ -279,7 +279,7 @@ def test_no_more_is_sent_than_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> 
     programs = sent_programs(monkeypatch)
     data, max_device_bytes = batch(400, 57), 16_000
     before, after = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})
-    p = gda.PaddedArray.from_array(data, before, P("x"))
+    p = gda.PaddedArray.from_source(data, before, P("x"))
     moved = p.reshard(after, P(None, "y"), max_device_bytes=max_device_bytes)
     assert is_right(moved, data)
     ids = [[device.id for device in mesh.devices.flat] for mesh in (before, after)]

@@ -45,7 +45,7 @@ def test_leaves_are_renamed_and_loaded_onto_another_mesh(mesh: Mesh, tmp_path: P
     key = jax.random.key(3)
     saved = {
         "layers": [{"w": cut(batch(8, 4) + n, mesh, P("x", "y"))} for n in range(2)],
-        "padded": gda.PaddedArray.from_array(batch(5, 3), mesh, P("x")),
+        "padded": gda.PaddedArray.from_source(batch(5, 3), mesh, P("x")),
         "key": jax.device_put(jax.random.split(key, 8), NamedSharding(mesh, P("x"))),
         "step": 7,
     }
