@@ -64,6 +64,7 @@ class Filling:
         self._reader, self._indices = pending.reader, pending.plan.distinct
         read = native(source.dtype)
         self._dtype = read if is_shared else np.dtype(pending.reader.dtype)
+        self._is_shared = is_shared
         self._is_cast = self._dtype != read
         # Blocks that went on to their devices need room while others are filled.
         self._has_rounds = options.max_bytes is not None and pending.plan.places_early
@@ -203,7 +204,7 @@ class Filling:
         """Copy the elements of a box into the blocks."""
         first = move.parts[0]
         is_block = not move.parts[1:] and first.shape == self._reader.shape
-        if is_block and self._pending.is_sent_from(first.block, box):
+        if is_block and not self._is_shared and self._pending.is_sent_from(first.block, box):
             self._memory.pop(first.block, None)
             return
         for part in move.parts:

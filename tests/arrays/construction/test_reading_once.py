@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, ordered_mesh, total
 
 import gda
-from gda.arrays.construction import pending, placing, reading_once
+from gda.arrays.construction import blocks, pending, placing, reading_once
 from gda.multihost.agreement import checking_agreement
 from gda.storage.sources import source_of
 from gda.testing import Pool
@@ -125,6 +125,23 @@ def test_whole_blocks_are_within_the_bound_until_they_are_sent(
     assert max(most) == 2
     for array, each in zip(arrays, data, strict=True):
         assert is_right(array, each)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_blocks_of_a_map_go_to_the_other_process_before_they_are_on_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As for accelerators, which take large blocks from the memory of a map.
+    monkeypatch.setattr(placing, "places_early", lambda _: True)
+    monkeypatch.setattr(blocks, "LARGE_BYTES", 0)
+    data = batch(8, 6)
+    np.save(tmp_path / "a.npy", data)
+    source = np.load(tmp_path / "a.npy", mmap_mode="r")
+    mesh = ordered_mesh(range(8), {"x": 4, "y": 2})
+    for spec in (P(), P("y"), P("x")):
+        for read_once in (True, False):
+            g = gda.GlobalArray.from_source(source, mesh, spec, read_once=read_once)
+            assert is_right(g, data), (spec, read_once)
 
 
 # Libraries.
