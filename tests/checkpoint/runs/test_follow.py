@@ -30,6 +30,24 @@ def test_each_complete_step_comes_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*steps] == [60]
 
 
+def test_a_step_that_was_rolled_back_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BETWEEN_LOOKS", 0.01)
+    with Run(tmp_path, every=1) as run:
+        train(run, 0, 20, 10)
+        run.wait()
+        steps = gda.checkpoint.follow(tmp_path, timeout=0.05)
+        assert [next(steps), next(steps)] == [10, 20]
+        run.rollback(10, newest=20)
+        run.resume(state_of(0))
+        train(run, 10, 15, 5)
+        run.wait()
+        assert next(steps) == 15
+        train(run, 15, 20, 5)
+    assert [*steps] == [20]
+
+
 def test_a_wrong_timeout_is_refused(tmp_path: Path) -> None:
     for timeout in ("x", -1, float("nan")):
         with pytest.raises(
