@@ -158,6 +158,7 @@ class Run:
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._steps: list[int] = []  # resumed or saved, ascending; the last may be in flight
         self._previous = 0  # the step of the call before
+        self._reached = 0  # the newest step that reached save, also if it was not saved
         self._running: StepSave | None = None
         self._ending: Ending | None = None
         self._is_asked = False  # the next call of save shall save
@@ -296,6 +297,7 @@ class Run:
         """
         number = checked_step(step)
         is_due = self._is_due(number)
+        self._reached = max(number, self._reached)
         if self._is_told:
             self._is_told = False
             # When the program ends, the last state is worth more than the error.
@@ -380,10 +382,10 @@ class Run:
             if self._is_new(number):
                 self._save(number, state, None, logs_errors=False)
                 self._finish()
-        elif self._previous > (self._newest or 0):
+        elif self._reached > (self._newest or 0):
             log.warning(
                 "step %d of %s reached save and is not saved; call close(step, state) at the end",
-                self._previous,
+                self._reached,
                 self._folder.url,
             )
         self._keeper.wait(self._grace)
@@ -566,7 +568,8 @@ class Run:
 
     def _go_on(self, previous: int, *newest: int) -> None:
         """Go on from a step."""
-        self._phase, self._previous, self._steps = "going on", previous, [*newest]
+        self._phase, self._steps = "going on", [*newest]
+        self._previous = self._reached = previous
 
     @property
     def _newest(self) -> int | None:

@@ -65,6 +65,16 @@ def test_close_without_a_state_warns_of_the_last_step(
     )
 
 
+def test_close_warns_of_a_step_that_save_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 10)
+        with pytest.raises(TypeError):
+            run.save(20, {"w": object()})
+    assert f"step 20 of {tmp_path} reached save and is not saved" in caplog.text
+
+
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
     run, _ = resumed(tmp_path)
     train(run, 0, 20, 10)
