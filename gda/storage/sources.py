@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -316,25 +316,50 @@ class AsyncSource(Source):
         return out
 
 
+class TensorStoreFacts(NamedTuple):
+    """The properties of a TensorStore.
+
+    Attributes:
+      handle: the store, with indices that count from 0 also if it is a part of another.
+      read_chunks, write_chunks: that are read and written as a whole; ``None`` if there are none.
+      origin: an element at which a chunk begins; it may be outside.
+    """
+
+    handle: Any
+    shape: Shape
+    dtype: np.dtype[Any]
+    read_chunks: Shape | None
+    write_chunks: Shape | None
+    origin: Shape
+
+    @classmethod
+    def of(cls, store: Any) -> TensorStoreFacts:
+        import tensorstore
+
+        handle = store[tensorstore.d[:].translate_to[0]] if store.rank else store
+        shape, layout = tuple(handle.shape), handle.chunk_layout
+        # A dimension to which TensorStore gives no size may be one chunk.
+        read, write = (
+            sizes and tuple([n or max(whole, 1) for n, whole in zip(sizes, shape, strict=True)])
+            for sizes in (layout.read_chunk.shape, layout.write_chunk.shape)
+        )
+        origin = tuple([first or 0 for first in layout.grid_origin or (0,) * len(shape)])
+        return cls(handle, shape, handle.dtype.numpy_dtype, read, write, origin)
+
+
 class _TensorStore(AsyncSource):
     """A TensorStore, which copies straight into the memory that it is given."""
 
     def __init__(self, store: Any) -> None:
-        import tensorstore
-
-        self._tensorstore = tensorstore
-        self.shape: Shape = _shape_of(store, store.shape)
-        self.dtype = _dtype_of(store, store.dtype.numpy_dtype)
-        self._store = store[tensorstore.d[:].translate_to[0]] if self.shape else store
-        layout = self._store.chunk_layout
-        is_at_origin = not any(layout.grid_origin or ())
-        sizes = layout.read_chunk.shape or () if is_at_origin else ()
-        each = [size or max(whole, 1) for size, whole in zip(sizes, self.shape, strict=False)]
-        self.chunks: Shape | None = tuple(each) or None
+        facts = TensorStoreFacts.of(store)
+        self._store, self.shape, self.dtype = facts.handle, facts.shape, facts.dtype
+        self.chunks = None if any(facts.origin) else facts.read_chunks or None
 
     def begin(self, index: Index, out: _Memory) -> Future:
+        import tensorstore
+
         block = self._store[bounded(index, self.shape)]
-        return self._tensorstore.array(out).write(block).commit
+        return tensorstore.array(out).write(block).commit
 
 
 def typed(source: Source, dtype: np.dtype[Any] | None) -> Source:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.layout.spec import Shape
 from gda.storage.casts import holds
-from gda.storage.sources import check_unmasked, chunks_of, is_a, is_future
+from gda.storage.sources import TensorStoreFacts, check_unmasked, chunks_of, is_a, is_future
 
 
 class Target(NamedTuple):
@@ -100,27 +100,10 @@ def _check_writeable(target: np.ndarray[Any, Any]) -> None:
 
 
 def _of_tensorstore(target: Any) -> Target:
-    import tensorstore  # pyright: ignore[reportMissingImports]
-
     if not target.writable:
         raise ValueError("the target, a TensorStore, is read-only; open it with write=True")
-    # Indices of a part of a store are those of the whole store.
-    handle = target[tensorstore.d[:].translate_to[0]] if target.rank else target
-    layout = handle.chunk_layout
-    chunks = layout.write_chunk.shape
-    if chunks is not None:
-        # A dimension to which TensorStore gives no size may be one chunk.
-        sizes = zip(chunks, handle.shape, strict=True)
-        chunks = tuple(chunk or max(size, 1) for chunk, size in sizes)
-    return Target(
-        handle,
-        tuple(handle.shape),
-        handle.dtype.numpy_dtype,
-        chunks,
-        tuple(first or 0 for first in layout.grid_origin or (0,) * target.rank),
-        is_asynchronous=True,
-        allows_threads=True,
-    )
+    handle, shape, dtype, _, chunks, origin = TensorStoreFacts.of(target)
+    return Target(handle, shape, dtype, chunks, origin, is_asynchronous=True, allows_threads=True)
 
 
 def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:

@@ -37,7 +37,7 @@ from gda.storage.orbax_runs.run_folder import (
     OrbaxFolder,
     folder_of_item,
 )
-from gda.storage.sources import Unreadable
+from gda.storage.sources import TensorStoreFacts, Unreadable
 
 T = TypeVar("T")
 
@@ -201,8 +201,8 @@ def _read(
     """Return the values of numbers and PRNG keys."""
     for leaf, store in stores.items():
         # Or TensorStore would end the process where memory does not suffice.
-        chunk = math.prod(store.chunk_layout.read_chunk.shape or ())
-        nbytes = max(store.size, chunk) * store.dtype.numpy_dtype.itemsize
+        facts = TensorStoreFacts.of(store)
+        nbytes = max(store.size, math.prod(facts.read_chunks or ())) * facts.dtype.itemsize
         if nbytes > _MOST_BYTES:
             raise ValueError(
                 f"{folder.url} is damaged: the number or PRNG key {leaf.name!r:.200} has {nbytes} "
