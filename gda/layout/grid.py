@@ -30,8 +30,10 @@ from gda.layout.spec import (
     entries_of,
     format_spec,
     indivisible_error,
+    integer,
     integers,
 )
+from gda.layout.text import counted
 
 
 @set_module("gda")
@@ -175,9 +177,12 @@ class ShardGrid:
 
     def block_index(self, block: int) -> Index:
         """Return the index of the block with number ``block``; ``IndexError`` if there is none."""
-        block = operator.index(block)  # slices of NumPy integers print badly
+        block = integer(block, "the number of a block")  # slices of NumPy integers print badly
         if not 0 <= block < self.num_shards:
-            raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
+            raise IndexError(
+                f"block {block} is outside the {self.num_shards} blocks of {self!r}; they are "
+                "numbered from 0"
+            )
         return self._tiling.index(block)
 
     @cached_property
@@ -194,7 +199,7 @@ class ShardGrid:
         [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
         """
         if type(positions) is not range:
-            positions = tuple(map(operator.index, positions))
+            positions = integers(positions, "flat positions of devices, such as [0, 3]")
         numbers = numbers_of if len(positions) <= 4096 else numbers_of.__wrapped__  # keeps nothing
         shards = numbers(self._layout, positions)
         indices = {block: self._tiling.index(block) for block in dict(shards)}
@@ -213,7 +218,10 @@ class ShardGrid:
         if len(given) != len(self.global_shape) or not all(
             0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
         ):
-            raise IndexError(f"point {given} is outside the global shape {self.global_shape}")
+            raise IndexError(
+                f"point {given} is outside the global shape {self.global_shape}; give a number for "
+                "each dimension, from 0 to below its size"
+            )
         return self._layout.holders(self._tiling.block_at(given))
 
     def _position(self, i: int | Sequence[int]) -> int:
@@ -293,7 +301,7 @@ class ShardGrid:
         arguments = f"{self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)}"
         arguments += ", pad=True" * self.is_padded
         if self.processes is not None:
-            arguments += f", process_of=<{self.num_processes} processes>"
+            arguments += f", process_of=<{counted(self.num_processes, 'process', 'processes')}>"
         return f"ShardGrid({arguments})"
 
     def _repr_html_(self) -> str:

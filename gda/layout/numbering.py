@@ -85,7 +85,7 @@ class Layout:
         if not 0 <= position < self.num_devices:
             raise IndexError(
                 f"device {position} is outside the {self.num_devices} devices of the mesh "
-                f"{dict(self.mesh_shape)}"
+                f"{dict(self.mesh_shape)}; they are numbered from 0"
             )
         return self.numbers_at(position)
 
@@ -105,7 +105,8 @@ class Layout:
             0 <= c < size for c, size in zip(given, self.sizes, strict=True)
         ):
             raise IndexError(
-                f"mesh coordinates {given} are outside the mesh {dict(self.mesh_shape)}"
+                f"mesh coordinates {given} are outside the mesh {dict(self.mesh_shape)}; give a "
+                "number for each axis, from 0 to below its size"
             )
         flat = 0
         for c, size in zip(given, self.sizes, strict=True):

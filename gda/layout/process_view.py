@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from gda.layout.spec import (
     check_shape,
     check_spec,
     format_spec,
+    integer,
     nearest_sizes,
 )
 from gda.layout.text import counted, format_processes, join_some
@@ -59,7 +59,7 @@ class ProcessView:
     process: int
 
     def __post_init__(self) -> None:
-        self.__dict__["process"] = operator.index(self.process)
+        self.__dict__["process"] = integer(self.process, "the number of a process")
         if self.process < 0:
             raise ValueError(f"process is {self.process}; processes are numbered from 0")
 
@@ -116,7 +116,9 @@ class ProcessView:
             process 0 writes every replicated leaf.
         """
         blocks = np.array(self.block_ids, np.int64)
-        writers = writing_of(self._layout, self._processes).writers(blocks, operator.index(turn))
+        writers = writing_of(self._layout, self._processes).writers(
+            blocks, integer(turn, "a turn, such as the number of the leaf")
+        )
         return tuple(blocks[writers == self.process].tolist())
 
     # Those that it keeps as one local array.
@@ -151,6 +153,7 @@ class ProcessView:
         [(slice(2, 4, None), slice(0, 2, None)), (slice(2, 4, None), slice(2, 4, None))]
         """
         global_shape = self._tiling.global_shape
+        local_shape = check_shape(local_shape, "local")
         if len(local_shape) != len(global_shape):
             raise ValueError(
                 f"the local data has shape {local_shape}, and global_shape is {global_shape}; "

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gda.layout.boundary import set_module
 from gda.layout.numbering import IntArray, Layout, read_only
+from gda.layout.spec import integer
 from gda.layout.text import counted
 
 ProcessOf = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -37,6 +38,11 @@ class Processes:
 
     def __init__(self, process_of: ProcessOf) -> None:
         given = _integers(process_of)
+        if given.ndim != 1:
+            raise ValueError(
+                f"process_of has the shape {given.shape}; give the process of each device in "
+                "device order, such as [0, 0, 1, 1]"
+            )
         numbers = given.astype(np.int64)
         if numbers.size and numbers.min() < 0:
             device = int(np.argmin(numbers))
@@ -69,6 +75,7 @@ class Processes:
     def positions(self, process: int) -> IntArray:
         """Return the flat positions of the devices of a process, in device order, read-only."""
         order, numbers = self._by_process
+        process = integer(process, "the number of a process")
         # Not np.searchsorted, which has no order for an int64 and a number beyond 2**63.
         return order[bisect_left(numbers, process) : bisect_right(numbers, process)]
 

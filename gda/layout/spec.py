@@ -44,6 +44,16 @@ def integers(
         raise TypeError(f"expected {expected}, not {values!r}") from None
 
 
+def integer(value: Any, expected: str) -> int:
+    """Return an integer as Python's; ``TypeError`` if it is none."""
+    try:
+        if isinstance(value, bool):  # a mistake, as in integers
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"expected {expected}, not {value!r}") from None
+
+
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
     """Return a shape as a tuple of Python ints; ``kind`` names it in messages."""
     try:

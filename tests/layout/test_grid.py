@@ -286,7 +286,8 @@ def test_a_wrong_argument_is_refused() -> None:
 GRID, EMPTY = ShardGrid((8, 2), XY, P("x")), ShardGrid((0, 2), XY, P())
 OUTSIDE = "device {} is outside the 8 devices of the mesh {{'x': 4, 'y': 2}}"
 OUTSIDE_AT = "mesh coordinates {} are outside the mesh {{'x': 4, 'y': 2}}"
-NOT_AN_INTEGER = "'float' object cannot be interpreted as an integer"
+NOT_POSITIONS = "expected flat positions of devices, such as [0, 3], not "
+NOT_A_BLOCK = "expected the number of a block, not "
 NOT_A_DEVICE = "a position, or mesh coordinates such as (0, 1)"
 NOT_A_POINT = "the position of an element, such as (0, 1)"
 
@@ -298,8 +299,12 @@ BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] =
     (GRID.index, (1.0, 0), TypeError, f"expected {NOT_A_DEVICE}, not (1.0, 0)"),
     (GRID.index, "x", TypeError, f"expected {NOT_A_DEVICE}, not 'x'"),
     (GRID.shards_at, [0, 8], IndexError, OUTSIDE.format(8)),
-    (GRID.shards_at, [1.0], TypeError, NOT_AN_INTEGER),
-    (GRID.block_index, 4, IndexError, f"block 4 is outside the 4 blocks of {GRID!r}"),
+    (GRID.shards_at, [1.0], TypeError, f"{NOT_POSITIONS}[1.0]"),
+    (GRID.shards_at, 3, TypeError, f"{NOT_POSITIONS}3"),
+    (GRID.block_index, 4, IndexError, f"block 4 is outside the 4 blocks of {GRID!r}; they are nu"),
+    (GRID.block_index, "x", TypeError, f"{NOT_A_BLOCK}'x'"),
+    (GRID.block_index, True, TypeError, f"{NOT_A_BLOCK}True"),
+    (GRID.index, (0,), IndexError, f"{OUTSIDE_AT.format('(0,)')}; give a number for each axis"),
     (GRID.locate, (8, 0), IndexError, "point (8, 0) is outside the global shape (8, 2)"),
     (GRID.locate, (0.5, 0), TypeError, f"expected {NOT_A_POINT}, not (0.5, 0)"),
     (GRID.locate, "ab", TypeError, f"expected {NOT_A_POINT}, not 'ab'"),

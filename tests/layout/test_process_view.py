@@ -237,7 +237,7 @@ NOT_REGULAR = (
 )
 GRID = ShardGrid((8, 2), XY, P("x", "y"), process_of=TWO_HOSTS)
 CROSSED = ShardGrid((8, 2), XY, P("x", "y"), process_of=DIAGONAL)
-NOT_AN_INTEGER = "'str' object cannot be interpreted as an integer"
+NOT_A_PROCESS = "expected the number of a process, not '1'"
 
 
 def infer(
@@ -262,7 +262,11 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "process 1 side by side, or 8, the whole dimension",
     ),
     (infer((4, 2), P("x"), process=5), ValueError, NO_DEVICE),
-    (lambda: GRID.view("1"), TypeError, NOT_AN_INTEGER),
+    (lambda: GRID.view("1"), TypeError, NOT_A_PROCESS),
+    (lambda: GRID.processes.positions("1"), TypeError, NOT_A_PROCESS),
+    (lambda: GRID.view(1).written_blocks(None), TypeError, "expected a turn, such as the number "),
+    (lambda: GRID.view(1).indices_within(3), TypeError, "local_shape must be a sequence of integ"),
+    (lambda: Processes([[0, 1]]), ValueError, "process_of has the shape (1, 2); give the process"),
     (lambda: GRID.view(-1), ValueError, "process is -1; processes are numbered from 0"),
     (
         infer((2, 3), P(None, ("x", "y"))),

@@ -9,8 +9,7 @@ requests to it in turn: ``docs/design/reshard.md`` has the rule.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import indices_of
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of
-from gda.layout.spec import Index, format_spec
+from gda.layout.spec import Index, format_spec, integer
 from gda.layout.text import counted, format_bytes
 
 
@@ -115,7 +114,9 @@ class ReshardPlan:
                 f"the {known} has process numbers and the {unknown} has none; make both grids with "
                 "process_of=, or neither"
             )
-        self.__dict__["itemsize"] = operator.index(self.itemsize)
+        self.__dict__["itemsize"] = integer(
+            self.itemsize, "itemsize, the bytes of one element, such as 4 of float32"
+        )
         if self.itemsize < 1:
             raise ValueError(f"itemsize must be the bytes of one element, not {self.itemsize}")
         self.__dict__["source_ids"] = _check_ids(self.source_ids, source, "source_ids")
@@ -191,10 +192,15 @@ class ReshardPlan:
         )
 
 
-def _check_ids(ids: Iterable[int] | None, grid: ShardGrid, name: str) -> tuple[int, ...] | None:
+def _check_ids(ids: Any, grid: ShardGrid, name: str) -> tuple[int, ...] | None:
     if ids is None:
         return None
-    values = np.array([operator.index(number) for number in ids], np.int64)
+    values = np.asarray(ids)
+    if values.dtype.kind not in "iu" and values.size:
+        raise TypeError(
+            f"{name} must give a number for each device in device order, integers such as "
+            f"[d.id for d in mesh.devices.flat], not {values.dtype}"
+        )
     if values.shape != (grid.num_devices,):
         raise ValueError(
             f"{name} has the shape {values.shape}, but the mesh {dict(grid.mesh_shape)} has "
