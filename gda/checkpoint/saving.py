@@ -8,6 +8,7 @@ dies.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import uuid
@@ -701,13 +702,17 @@ def _names_to_save_beside(store: Store, overwrite: bool) -> list[str]:
     return names
 
 
-def _about() -> dict[str, Any]:
+@functools.cache  # a few ms
+def _version() -> str:
     try:
-        gda_version = version(DISTRIBUTION)
+        return version(DISTRIBUTION)
     except PackageNotFoundError:  # run from its sources, or its metadata is unreadable
-        gda_version = "unknown"
+        return "unknown"
+
+
+def _about() -> dict[str, Any]:
     return {
-        "gda": gda_version,
+        "gda": _version(),
         "jax": jax.__version__,
         "processes": jax.process_count(),
         "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

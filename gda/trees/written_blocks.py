@@ -105,16 +105,14 @@ class WrittenArray:
             return {number: array.block(number) for number in self.numbers}
         if isinstance(array, np.ndarray) or not devices:
             return dict.fromkeys(devices, array)
-        # NumPy holds elements of less than a byte in another form, of which JAX makes a copy.
-        has_views = width_of(array.dtype)[0] >= 8
         if self.is_local:
             data_on = dict.fromkeys(array.devices(), array)
         else:
             data_on = {shard.device: shard.data for shard in array.addressable_shards}
-        blocks: dict[int, BlockData] = {}
-        for number, device in devices.items():
-            data = data_on[device]
-            blocks[number] = np.asarray(data) if has_views and is_host(device) else data
+        blocks: dict[int, BlockData] = {number: data_on[each] for number, each in devices.items()}
+        # NumPy holds elements of less than a byte in another form, of which JAX makes a copy.
+        if width_of(array.dtype)[0] >= 8 and is_host(next(iter(data_on))):
+            blocks = dict(zip(blocks, map(np.asarray, blocks.values()), strict=True))
         if array.shape != self.shape:
             for number, data in blocks.items():
                 blocks[number] = _first_of(data, shape_at(self.indices[number], self.shape))

@@ -157,11 +157,12 @@ class Placed:
 
 @dataclass(frozen=True, eq=False)
 class _ChunkOfPack:
-    """A chunk of a pack, and the blocks in it, which are being transferred to the host."""
+    """A chunk of a pack, its pieces, and those of their blocks that are on the way to the host."""
 
     array: StoredArray
     number: int
-    blocks: Sequence[HostBlock[Keyed[Placed]]]
+    pieces: Sequence[Placed]
+    coming: Sequence[HostBlock[Keyed[Placed]]]
 
     @property
     def made_bytes(self) -> int:
@@ -170,17 +171,18 @@ class _ChunkOfPack:
     def data(self) -> AnyArray:
         out = np.zeros(self.array.chunk_shape, self.array.dtype)
         place_in = functools.cache(_place_in)  # the same for all leaves of one layout
-        for placed, of_piece in itertools.groupby(self.blocks, lambda host: host.key[0]):
+        coming = iter(self.coming)
+        for placed in self.pieces:
             part, begin = placed.piece.of_chunk(out), placed.piece.start
-            for host in of_piece:
-                data = host.values()
-                part[place_in(host.key[1].start, begin, data.shape)] = data
+            for _, start, data, _ in placed.blocks:
+                values = data if isinstance(data, np.ndarray) else next(coming).values()
+                part[place_in(start, begin, values.shape)] = values
         return out
 
     def sums(self, data: AnyArray) -> dict[int, Words]:
         """Return its share in the fingerprint of each leaf with a piece there."""
         alike: dict[Any, list[Placed]] = {}
-        for placed in dict.fromkeys(each.key[0] for each in self.blocks):
+        for placed in self.pieces:
             alike.setdefault((placed.piece.start, placed.piece.shape), []).append(placed)
         sums: dict[int, Words] = {}
         for (start, _), pieces in alike.items():
@@ -191,7 +193,7 @@ class _ChunkOfPack:
         return sums
 
     def release(self) -> None:
-        for block in self.blocks:
+        for block in self.coming:
             block.release()
 
 
@@ -329,12 +331,21 @@ class Writer:
     def _chunks_of_packs(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
         for array, pieces in packs:
             (size,) = array.chunk_shape
-            blocks = [(placed, block) for placed in pieces for block in placed.blocks]
+            # Those that are there already would cost as much to follow as to copy.
+            away = [
+                (placed, block)
+                for placed in pieces
+                for block in placed.blocks
+                if not isinstance(block.data, np.ndarray)
+            ]
+            coming = iter(to_host(away, self.options.max_bytes))
             for number, of_chunk in itertools.groupby(
-                to_host(blocks, self.options.max_bytes),
-                lambda host, size=size: host.key[0].piece.offset // size,
+                pieces, lambda placed, size=size: placed.piece.offset // size
             ):
-                yield _ChunkOfPack(array, number, list(of_chunk))
+                in_chunk = [*of_chunk]
+                blocks = itertools.chain.from_iterable(placed.blocks for placed in in_chunk)
+                count = sum(not isinstance(block.data, np.ndarray) for block in blocks)
+                yield _ChunkOfPack(array, number, in_chunk, [*itertools.islice(coming, count)])
 
     def _written(
         self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
@@ -411,6 +422,9 @@ class Writer:
                 pack = StoredArray.planned(name, *shapes, np.dtype(dtype))
                 arrays.append(_with_chunks(pack, chunks))
         files = zip(*[part["files"] for part in parts], strict=True)
+        totals = np.zeros((len(share.leaves), LANES), np.uint32)
+        for sums in [part["sums"] for part in parts if part["sums"]]:
+            totals[[*map(int, sums)]] += np.array([*sums.values()], np.uint32)
 
         def record_of(number: int, leaf: SavedLeaf | ValueLeaf | SavedPerProcess) -> Leaf:
             if isinstance(leaf, ValueLeaf):
@@ -420,16 +434,12 @@ class Writer:
                 return replace(leaf.record, name=name, files=tuple(map(tuple, next(files))))
             return replace(
                 leaf.record,
-                fingerprint=self._digest(leaf, parts),
+                fingerprint=digest_of(*saved_type(leaf.record), totals[number]),
                 array=place.get(number),
                 pieces=tuple(pieces.get(number, ())),
             )
 
         return tuple(arrays), tuple(map(record_of, itertools.count(), share.leaves))
-
-    def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str:
-        shares = [part["sums"].get(str(leaf.number), [0] * LANES) for part in parts]
-        return digest_of(*saved_type(leaf.record), shares)
 
     def check_written(self, manifest: Manifest) -> None:
         """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""

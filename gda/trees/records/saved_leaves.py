@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -87,7 +86,7 @@ class SavedLeaf(NamedTuple):
 
     @property
     def written_bytes(self) -> int:
-        return sum(math.prod(b.data.shape) for b in self.blocks) * self.record.dtype.itemsize
+        return sum([block.data.size for block in self.blocks]) * self.record.dtype.itemsize
 
     def begin_sums(self) -> PendingSums:
         """Begin the share of this process in the fingerprint, where the blocks are."""
