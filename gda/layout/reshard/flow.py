@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import Boxes, Dimension, Tiling
-from gda.layout.numbering import IntArray
+from gda.layout.numbering import IntArray, distinct
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Listed, Pieces
 
@@ -67,26 +67,26 @@ class Combinations:
     """
 
     def __init__(self, grid: ShardGrid) -> None:
-        held, self._tiling = Holding(grid), tiling_of(grid)
-        num_ranks, ranks = len(held.num_blocks), held.ranks
-        columns = self._tiling.columns(held.blocks)
+        holding, self._tiling = Holding(grid), tiling_of(grid)
+        num_ranks, ranks = len(holding.num_blocks), holding.ranks
+        columns = self._tiling.columns(holding.blocks)
         spanned = np.ones(num_ranks, np.int64)
         for dimension, column in zip(self._tiling.dimensions, columns, strict=True):
-            owners = _distinct(ranks * dimension.parts + column) // dimension.parts
+            owners = distinct(ranks * dimension.parts + column) // dimension.parts
             spanned *= np.bincount(owners, minlength=num_ranks)
         devices = np.empty(num_ranks, np.int64)
-        devices[ranks] = held.counts
-        is_uneven = np.bincount(ranks, held.counts != devices[ranks], num_ranks) > 0
-        self.counts = np.where((spanned == held.num_blocks) & ~is_uneven, 1, held.num_blocks)
+        devices[ranks] = holding.counts
+        is_uneven = np.bincount(ranks, holding.counts != devices[ranks], num_ranks) > 0
+        self.counts = np.where((spanned == holding.num_blocks) & ~is_uneven, 1, holding.num_blocks)
         self.firsts = _begins(self.counts)
         numbers = np.empty_like(ranks)
-        numbers[np.argsort(ranks, kind="stable")] = _counted(held.num_blocks)
+        numbers[np.argsort(ranks, kind="stable")] = _counted(holding.num_blocks)
         numbers = self.firsts[ranks] + np.minimum(numbers, self.counts[ranks] - 1)
         self._devices = np.empty(self.counts.sum(), np.int64)
-        self._devices[numbers] = held.counts
+        self._devices[numbers] = holding.counts
         # The parts of all combinations along each dimension, ascending.
         self._parts = [
-            _distinct(numbers * dimension.parts + column)
+            distinct(numbers * dimension.parts + column)
             for dimension, column in zip(self._tiling.dimensions, columns, strict=True)
         ]
 
@@ -379,13 +379,6 @@ def _places(known: _Numbers, given: _Numbers) -> IntArray:
     """Return the place of each given number among known ones, which ascend, or -1."""
     places = np.minimum(np.searchsorted(known, given), len(known) - 1)
     return np.where(np.asarray(known)[places] == given, places, -1)
-
-
-def _distinct(numbers: IntArray) -> IntArray:
-    """Return the numbers in order, each once."""
-    # Not np.unique, which in NumPy 2.4 takes ten times as long.
-    ordered = np.sort(numbers, kind="stable")
-    return ordered[np.diff(ordered, prepend=-1) != 0]
 
 
 def _begins(counts: IntArray) -> IntArray:
