@@ -28,7 +28,7 @@ from gda.trees.batches.host_arrays import (
     host_to_global_device_array,
     with_sharding_constraint,
 )
-from gda.trees.leaves import array_of, held_by
+from gda.trees.leaves import Tree, array_of, held_by
 from gda.trees.matching import map_with_specs
 from gda.trees.resharding import Moving, moved_together
 
@@ -52,7 +52,7 @@ _TO_LOCAL = "global_array_to_host_local_array"
 
 @set_module("gda.compat")
 @communicates(_NAME, if_checked("global_mesh"))
-def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+def host_local_array_to_global_array(local_inputs: Tree, global_mesh: Mesh, pspecs: Tree) -> Tree:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.
 
     Each leaf is built by ``GlobalArray.from_process_local``. An array that is global already, with
@@ -85,7 +85,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
 
 @set_module("gda.compat")
 @public
-def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+def global_array_to_host_local_array(global_inputs: Tree, global_mesh: Mesh, pspecs: Tree) -> Tree:
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
     Each is the distinct blocks of this process side by side, over ``global_mesh.local_mesh``;

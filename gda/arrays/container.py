@@ -23,7 +23,7 @@ from gda.arrays.liveness import (
 )
 from gda.arrays.shard import Shard, shards_of
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike, check_shape
+from gda.layout.spec import Index, Shape, SpecLike, check_shape
 from gda.mesh import (
     MeshLike,
     grid_of,
@@ -37,6 +37,8 @@ from gda.multihost.agreement import communicates, if_checked
 from gda.storage.options import Options, ProgressLike, Retry
 
 AnyNDArray = np.ndarray[Any, Any]
+BlockLike = jax.Array | npt.ArrayLike
+BlockCallback = Callable[[Index], BlockLike] | Callable[[Index, AnyNDArray], object]
 
 
 def _if_shared(given: dict[str, Any]) -> Any:
@@ -92,8 +94,8 @@ class Container:
         cls,
         global_shape: Iterable[int],
         mesh: MeshLike,
-        spec: SpecLike | Callable[..., Any] | None = None,
-        data_callback: Callable[..., Any] | None = None,
+        spec: SpecLike | BlockCallback | None = None,
+        data_callback: BlockCallback | None = None,
         *,
         fill: object = None,
         dtype: npt.DTypeLike | None = None,

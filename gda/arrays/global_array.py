@@ -14,12 +14,15 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.container import Container, set_array
+from gda.arrays.container import BlockLike, Container, set_array
 from gda.arrays.liveness import data_callbacks, short_text, usable
 from gda.layout.boundary import hide_own_frames, public, set_module
-from gda.layout.spec import Shape, SpecLike
-from gda.mesh import MeshLike, is_tracer, sharding_of, skip_spec_if_sharding
+from gda.layout.spec import Index, Shape, SpecLike
+from gda.mesh import Device, MeshLike, is_tracer, sharding_of, skip_spec_if_sharding
 from gda.multihost.agreement import communicates, if_checked
+
+BatchedCallback = Callable[[list[Index]], Iterable[BlockLike]]
+PlacingCallback = Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]]
 
 _LEAVES = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
@@ -158,8 +161,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         cls,
         global_shape: Iterable[int],
         mesh: MeshLike,
-        spec: SpecLike | Callable[..., Any] | None = None,
-        data_callback: Callable[..., Any] | None = None,
+        spec: SpecLike | BatchedCallback | None = None,
+        data_callback: BatchedCallback | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -193,8 +196,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         cls,
         global_shape: Iterable[int],
         mesh: MeshLike,
-        spec: SpecLike | Callable[..., Any] | None = None,
-        data_callback: Callable[..., Any] | None = None,
+        spec: SpecLike | PlacingCallback | None = None,
+        data_callback: PlacingCallback | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
     ) -> Self:
@@ -227,7 +230,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     @communicates("GlobalArray.from_process_local", if_checked())
     def from_process_local(
         cls,
-        local_data: Any,
+        local_data: BlockLike,
         mesh: MeshLike,
         spec: SpecLike | Iterable[int | None] | None = None,
         global_shape: Iterable[int | None] | None = None,

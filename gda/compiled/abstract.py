@@ -17,7 +17,7 @@ from gda.checkpoint.tree_at import open_tree
 from gda.layout.boundary import public, set_module
 from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
 from gda.storage.sources import Unreadable
-from gda.trees.leaves import as_dicts, is_container, with_paths
+from gda.trees.leaves import Tree, as_dicts, is_container, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 from gda.trees.per_process import PerProcess
 
@@ -27,7 +27,9 @@ _STAYS = (str, bytes, PerProcess, Unreadable)  # no arrays, but leaves of a chec
 
 @set_module("gda")
 @public
-def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | Any = None) -> Any:
+def abstract(
+    tree: Tree, mesh: MeshLike | Tree, specs: PartitionSpec | SpecOf | Tree = None
+) -> Tree:
     """Return the arrays of a tree as ``jax.ShapeDtypeStruct``s with shardings.
 
     They need no memory and no device, and stand for arrays where nothing is run.

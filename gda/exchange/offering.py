@@ -23,6 +23,7 @@ from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
+from gda.trees.leaves import Tree
 from gda.trees.records.recorded_tree import ValueLeaf, flatten, noting_path
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
@@ -40,7 +41,7 @@ _UPDATE = "update of an offer"
 @set_module("gda")
 @communicates("gda.offer")
 def offer(
-    tree: Any,
+    tree: Tree,
     address: str | None = None,
     *,
     name: str = "tree",
@@ -160,7 +161,7 @@ class Offer:
         return self._versions.current
 
     @communicates(_UPDATE)
-    def update(self, tree: Any) -> None:
+    def update(self, tree: Tree) -> None:
         """Offer the next values; pulls that begin from now on get them.
 
         Communicates: every process of the program must call it. It does not wait for pulls that

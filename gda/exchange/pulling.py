@@ -39,6 +39,7 @@ from gda.multihost.descriptions import Description
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
+from gda.trees.leaves import Tree
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
@@ -54,10 +55,10 @@ _LEAST = 0.01  # seconds of a meeting that begins after its deadline
 @communicates(_NAME)
 def pull(
     address: str,
-    mesh: MeshLike | Any = None,
-    specs: Any = None,
+    mesh: MeshLike | Tree = None,
+    specs: Tree = None,
     *,
-    like: Any = None,
+    like: Tree = None,
     at: Iterable[str | int] = (),
     name: str | None = None,
     dtype: npt.DTypeLike | None = None,
@@ -68,7 +69,7 @@ def pull(
     token: str | None = None,
     max_bytes: int = _MAX_BYTES,
     timeout: float = _SECONDS,
-) -> Any:
+) -> Tree:
     """Pull a tree that another program offers by ``gda.offer``, onto any mesh, with any specs.
 
     Communicates: every process of this program must call it, with the same arguments. Each process

@@ -61,8 +61,8 @@ def __dir__() -> list[str]:
 
 @public
 def text(
-    x: Any,
-    mesh: Any = None,
+    x: object,
+    mesh: object = None,
     spec: SpecLike | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
@@ -115,7 +115,11 @@ def text(
 
 @public
 def svg(
-    x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
+    x: object,
+    mesh: object = None,
+    spec: SpecLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
 ) -> str:
     """Return a drawing of the layout of an array as an SVG element, without network or script.
 
@@ -139,7 +143,11 @@ def svg(
 
 @public
 def html(
-    x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
+    x: object,
+    mesh: object = None,
+    spec: SpecLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
 ) -> str:
     """Return the drawing of ``svg`` beside a table of the array's properties, as HTML.
 
@@ -170,8 +178,8 @@ class Show(ModuleType):
     @public
     def __call__(
         self,
-        x: Any,
-        mesh: Any = None,
+        x: object,
+        mesh: object = None,
         spec: SpecLike | None = None,
         *,
         dtype: npt.DTypeLike | None = None,

@@ -93,7 +93,11 @@ class Subject:
 
 
 def subject_of(
-    x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
+    x: object,
+    mesh: object = None,
+    spec: SpecLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
 ) -> Subject:
     """Return the subject of a picture of ``x``, for which the arguments are as for ``text``."""
     if isinstance(x, Sequence) and not isinstance(x, str | bytes):

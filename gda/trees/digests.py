@@ -16,6 +16,7 @@ from gda.mesh import is_tracer, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, communicates, tells_alone, wait_for_arrays
 from gda.storage.sources import check_unmasked
 from gda.trees.leaves import (
+    Tree,
     array_of,
     grid_of_leaf,
     held_by,
@@ -32,7 +33,7 @@ _NAME = "gda.fingerprint"
 
 @set_module("gda")
 @communicates(_NAME, lambda given: _layouts_of(given["tree"]))
-def fingerprint(tree: Any) -> Any:
+def fingerprint(tree: Tree) -> Tree:
     """Return the fingerprint of an array: a digest of shape, dtype and content, 16 hex digits.
 
     A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype

@@ -42,7 +42,7 @@ from gda.mesh import (
     sharding_of,
 )
 from gda.multihost.agreement import communicates, tells_alone
-from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
+from gda.trees.leaves import Tree, array_of, held_by, is_array, is_leaf, is_value, opened
 from gda.trees.matching import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -66,16 +66,16 @@ def jit(
     fun: Callable[..., Any],
     *,
     mesh: Mesh | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
+    in_specs: Tree = None,
+    out_specs: Tree = None,
     **jit_options: Any,
 ) -> Jitted: ...
 @overload
 def jit(
     *,
     mesh: Mesh | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
+    in_specs: Tree = None,
+    out_specs: Tree = None,
     **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Jitted]: ...
 @set_module("gda")
@@ -84,8 +84,8 @@ def jit(
     fun: Callable[..., Any] | None = None,
     *,
     mesh: Mesh | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
+    in_specs: Tree = None,
+    out_specs: Tree = None,
     **jit_options: Any,
 ) -> Jitted | Callable[[Callable[..., Any]], Jitted]:
     """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
@@ -186,7 +186,7 @@ def jit(
 @communicates("reshard", lambda given: [given["x"], given["spec"], given["mesh"]])
 def constrain(
     x: _TreeT,
-    spec: SpecLike | NamedSharding | SingleDeviceSharding | Any,
+    spec: SpecLike | NamedSharding | SingleDeviceSharding | Tree,
     *,
     mesh: Mesh | None = None,
 ) -> _TreeT:

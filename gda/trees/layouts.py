@@ -31,7 +31,7 @@ from gda.mesh import is_on_host, is_tracer, memory_kind_of, mesh_grid, sharding_
 from gda.show.array_table import ROWS_SHOWN, array_table
 from gda.show.report import Report, Table
 from gda.storage.golden_files import check_golden
-from gda.trees.leaves import held_by, is_container, names_of, with_paths
+from gda.trees.leaves import Tree, held_by, is_container, names_of, with_paths
 from gda.trees.name_ranges import alike_in_ranges, counted_name
 
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array, jax.Ref)
@@ -39,7 +39,7 @@ _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array, jax.Ref)
 
 @set_module("gda")
 @public
-def layouts(tree: Any) -> Layouts:
+def layouts(tree: Tree) -> Layouts:
     """Return the layout of each array of a tree, those with most bytes on a device first.
 
     It reads no data, needs no device and never communicates, so that a rule of specs is checked
@@ -80,7 +80,7 @@ def layouts(tree: Any) -> Layouts:
 
 @set_module("gda")
 @public
-def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
+def assert_sharded(tree: Tree, *, max_replicated_bytes: int = 2**20) -> None:
     """Fail if large arrays of a tree lie whole on every device. For tests, and before a run.
 
     An array on one device, and one without a sharding, is whole too, if the meshes of the tree

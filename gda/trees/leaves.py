@@ -22,6 +22,8 @@ from gda.multihost.descriptions import leaf_path
 from gda.storage.sources import is_mapping, settled, slices
 from gda.trees.per_process import PerProcess
 
+Tree = Any  # a pytree: of arrays, containers or sources, or of an argument for each leaf
+
 Keys = tuple[Any, ...]  # of JAX: the path of a leaf
 
 T = TypeVar("T")

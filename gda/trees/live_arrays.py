@@ -24,12 +24,12 @@ from gda.layout.spec import Shape, format_layout
 from gda.mesh import Device, is_tracer, memory_kind_of
 from gda.multihost.descriptions import leaf_path
 from gda.show.memory_report import UNNAMED, ArrayMemory, DeviceMemory, MemoryReport
-from gda.trees.leaves import held_by, is_container
+from gda.trees.leaves import Tree, held_by, is_container
 
 
 @set_module("gda")
 @public
-def memory(**named_trees: Any) -> MemoryReport:
+def memory(**named_trees: Tree) -> MemoryReport:
     """Return the live arrays of this process by name, with their bytes on each device.
 
     Arrays that are in no tree are grouped by shape, dtype and sharding, with their number. Buffers

@@ -29,6 +29,7 @@ from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.safetensors import SafetensorsTensor
 from gda.storage.sources import source_of
 from gda.trees.leaves import (
+    Tree,
     are_bare_keys,
     are_keys,
     as_dicts,
@@ -55,11 +56,11 @@ _DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 @set_module("gda")
 @communicates("gda.load_tree", if_checked(option="read_once"))
 def load_tree(
-    sources: Any,
-    mesh: MeshLike | Any,
-    specs: PartitionSpec | SpecOf | Any = None,
+    sources: Tree,
+    mesh: MeshLike | Tree,
+    specs: PartitionSpec | SpecOf | Tree = None,
     *,
-    dtype: npt.DTypeLike | Any = None,
+    dtype: npt.DTypeLike | Tree = None,
     pad: bool = False,
     plain: bool | None = None,
     read_once: bool = False,
@@ -67,7 +68,7 @@ def load_tree(
     max_bytes: int | None = None,
     progress: ProgressLike = False,
     retry: Retry | None = None,
-) -> Any:
+) -> Tree:
     """Build an array from every source in a tree.
 
     The blocks that this process needs are read together, each once, with one set of workers and

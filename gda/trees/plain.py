@@ -13,12 +13,12 @@ from gda.layout.boundary import public, set_module
 from gda.layout.spec import check_reduced
 from gda.mesh import is_tracer, own_settings
 from gda.storage.sources import settled
-from gda.trees.leaves import are_keys, array_of, held_by, is_container, opened, with_paths
+from gda.trees.leaves import Tree, are_keys, array_of, held_by, is_container, opened, with_paths
 
 
 @set_module("gda")
 @public
-def to_numpy(tree: Any) -> Any:
+def to_numpy(tree: Tree) -> Tree:
     """Return the tree with a NumPy array for every array in it.
 
     ``jax.device_get`` would leave a container around each NumPy array. All copies to the host
@@ -69,7 +69,7 @@ def _value_of(leaf: Any) -> Any:
 
 @set_module("gda")
 @public
-def to_jax(tree: Any) -> Any:
+def to_jax(tree: Tree) -> Tree:
     """Return the tree with the ``jax.Array`` of every ``GlobalArray`` in it; copies nothing.
 
     Args:

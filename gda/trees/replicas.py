@@ -35,6 +35,7 @@ from gda.multihost.descriptions import describe, leaf_path
 from gda.multihost.failure_watch import watched
 from gda.trees.leaves import (
     Keys,
+    Tree,
     array_of,
     grid_of_leaf,
     held_by,
@@ -130,7 +131,7 @@ class ReplicaMismatchError(ValueError):
 
 @set_module("gda")
 @communicates(_NAME, lambda given: [given["tree"]])
-def check_replicas_agree(tree: Any) -> None:
+def check_replicas_agree(tree: Tree) -> None:
     """Check that all replicas of every block of a tree hold the same bits.
 
     Every device sums up its own blocks as ``fingerprint`` does, and 8 bytes of each block are

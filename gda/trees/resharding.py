@@ -20,7 +20,7 @@ from gda.layout.boundary import set_module
 from gda.mesh import MeshLike, mesh_and_spec, processes_of, sharding_of
 from gda.multihost.agreement import checking_agreement, communicates, tells_alone
 from gda.multihost.descriptions import leaf_path
-from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
+from gda.trees.leaves import Tree, array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, mesh_named_by, specs_per_leaf
 
 _NAME = "gda.reshard_tree"
@@ -29,14 +29,14 @@ _NAME = "gda.reshard_tree"
 @set_module("gda")
 @communicates(_NAME, lambda given: [given["tree"], given["mesh"]])
 def reshard_tree(
-    tree: Any,
-    mesh: MeshLike | Any,
-    specs: PartitionSpec | SpecOf | Any = None,
+    tree: Tree,
+    mesh: MeshLike | Tree,
+    specs: PartitionSpec | SpecOf | Tree = None,
     *,
     pad: bool = False,
     max_device_bytes: int | None = None,
     donate: bool = False,
-) -> Any:
+) -> Tree:
     """Move a tree of arrays to any mesh of the program's devices; communicates.
 
     Each array moves as ``GlobalArray.reshard`` moves it. Arrays of equal layouts share the compiled

@@ -34,7 +34,7 @@ from gda.mesh import (
 from gda.multihost.agreement import checks_are_on, communicates, together
 from gda.multihost.descriptions import describe
 from gda.trees.jit import constrain
-from gda.trees.leaves import array_of, grid_of_leaf, held_by
+from gda.trees.leaves import Tree, array_of, grid_of_leaf, held_by
 from gda.trees.matching import SPECS, EntryKind, map_with_specs
 
 
@@ -71,8 +71,8 @@ def _mesh_if_checked(given: dict[str, Any]) -> Any:
 @set_module("gda.compat")
 @communicates("host_to_global_device_array", _mesh_if_checked)
 def host_to_global_device_array(
-    host_arrays: Any, partition: Any = DataPartitionType.FULL, *, mesh: Mesh | None = None
-) -> Any:
+    host_arrays: Tree, partition: Tree = DataPartitionType.FULL, *, mesh: Mesh | None = None
+) -> Tree:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.
 
     - ``FULL``: each process passes the rows of its own devices. The global batch is the local batch
@@ -132,7 +132,7 @@ def host_to_global_device_array(
 
 @set_module("gda.compat")
 @public
-def global_to_host_array(global_arrays: Any, partition: Any = None) -> Any:
+def global_to_host_array(global_arrays: Tree, partition: Tree = None) -> Tree:
     """Return a tree of new NumPy arrays: the blocks of each array in this process, each once.
 
     The blocks are side by side in the order of their indices, however the array is sharded. This
@@ -165,7 +165,7 @@ def global_to_host_array(global_arrays: Any, partition: Any = None) -> Any:
 
 @set_module("gda.compat")
 @communicates("reshard", lambda given: [given["x"], given["shardings"], given["mesh"]])
-def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None) -> Any:
+def with_sharding_constraint(x: Tree, shardings: Tree, *, mesh: Mesh | None = None) -> Tree:
     """Shard ``x`` as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 
     ``gda.constrain`` over the current mesh. If there is no mesh, or it has one device, a spec

@@ -24,7 +24,7 @@ from gda.arrays.construction.from_process_local import (
 from gda.arrays.global_array import GlobalArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
-from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
+from gda.trees.leaves import Tree, are_bare_keys, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, makes_plain, mesh_and_spec_of, specs_per_leaf
 from gda.trees.plain import to_jax
 
@@ -34,9 +34,9 @@ _SECONDS_AT_EXIT = 5.0
 @set_module("gda")
 @public
 def prefetch(
-    iterator: Iterable[Any],
-    mesh: MeshLike | Any,
-    spec: PartitionSpec | SpecOf | Any = None,
+    iterator: Iterable[Tree],
+    mesh: MeshLike | Tree,
+    spec: PartitionSpec | SpecOf | Tree = None,
     *,
     size: int = 2,
     plain: bool | None = None,

@@ -30,6 +30,7 @@ from gda.storage.sources import apart, check_unmasked
 from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered
 from gda.trees.files.stripes import nbytes_of, options_for_files, sync_files, write_leaves
 from gda.trees.leaves import (
+    Tree,
     array_of,
     as_dicts,
     grid_of_leaf,
@@ -49,7 +50,7 @@ MAX_BYTES = 64 * 2**20
 @communicates(_NAME)
 def save_safetensors(
     path: str | os.PathLike[str],
-    tree: Any,
+    tree: Tree,
     *,
     max_file_bytes: int = 5 * 2**30,
     metadata: Mapping[str, str] | None = None,

@@ -32,6 +32,7 @@ from gda.storage.sources import source_of
 from gda.storage.targets import Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
 from gda.trees.leaves import (
+    Tree,
     array_of,
     as_dicts,
     grid_of_leaf,
@@ -51,8 +52,8 @@ _OTHERWISE = "for a NumPy array that every process has, let one process assign i
 @set_module("gda")
 @public
 def store(
-    tree: Any,
-    targets: Any,
+    tree: Tree,
+    targets: Tree,
     *,
     max_workers: int | None = None,
     max_bytes: int | None = None,
