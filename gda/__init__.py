@@ -91,8 +91,8 @@ _MODULE_OF = {
     "get_shard_indices_replica_ids": "gda.mesh",
 }
 
-# As public as the others: types of results and options, which a reader meets where the functions
-# are documented, and names for code that comes from other libraries.
+# Public too, but not listed: types of results and options, which are documented with their
+# functions, and names for code that comes from other libraries.
 _UNLISTED = {
     "compat",
     "Prefetched",

@@ -382,13 +382,13 @@ def is_on_host(memory_kind: str | None) -> bool:
 
 
 def own_settings() -> AbstractContextManager[object]:
-    """Override the settings of the user, for this thread: each of gda's computations needs it.
+    """Return a context that overrides the user's settings in this thread, for gda to compute.
 
-    The user asked for these transfers, and the NaNs of the user's arrays are no faults of gda's
-    programs. Under the mesh of the user JAX refuses arrays on other devices.
+    The user asked for these transfers, and NaNs in the user's arrays are no faults of gda's
+    programs. Under the user's mesh JAX refuses arrays on other devices.
     """
     config: Any = jax.config
-    # To look takes a tenth of the time: in a tree of small arrays it is felt.
+    # Setting them takes ten times as long as this check, which counts in a tree of small arrays.
     if not (
         config.jax_transfer_guard_host_to_device in _NOT_GUARDED
         and config.jax_transfer_guard_device_to_host in _NOT_GUARDED

@@ -21,10 +21,9 @@ from gda.layout.spec import Index, Shape
 
 T = TypeVar("T")
 
-# A read of a file costs as much as copying some ten thousand bytes. So fewer bytes between two
-# parts are read with them.
+# A read costs about as much as copying so many bytes: a smaller gap between two parts is read too.
 READ_BYTES = 32 * 1024
-# Between processes, small reads are spread out by their number: each counts as so many bytes more.
+# Each read counts as so many bytes more, so that processes also share small reads evenly.
 _BYTES_PER_READ = 2**20
 
 
@@ -51,7 +50,7 @@ class Move(NamedTuple):
         return within(part.in_box, tuple([-s.start for s in self.box]))
 
     def trimmed(self) -> Move:
-        """Return the move without what lies before the first and after the last of the parts."""
+        """Return the move with the smallest box that has all its parts."""
         box = hull_of([self.index_of(part) for part in self.parts])
         if box == self.box:
             return self
@@ -61,7 +60,7 @@ class Move(NamedTuple):
 
     @property
     def num_elements(self) -> int:
-        """The number of elements that the parts have; a replicated one counts once a block."""
+        """The elements of all parts; one that goes into several blocks counts once for each."""
         return sum([math.prod(part.shape) for part in self.parts])
 
 
@@ -76,21 +75,21 @@ def cover(
     splits_blocks: bool = True,
     group_bytes: int | None = None,
 ) -> Iterator[list[Move]]:
-    """Yield the moves that fill blocks with every element of them once, in groups.
+    """Yield groups of moves that fill each element of the blocks once.
 
-    Blocks that are better read together, see ``blocks_read_together``, are in one group, which is
-    read in boxes. No box has parts of two groups, and no element is in two boxes of a group.
+    The blocks of a group are better read together, see ``blocks_read_together``. No box has parts
+    of two groups, and no element is in two boxes of a group.
 
     Args:
-      blocks: by number; blocks of one grid, without those of no elements. Starts and stops may be
-        missing where they are those of the array.
+      blocks: the blocks of one grid by number. Starts and stops may be missing where they are
+        those of the array.
       shape, chunks, itemsize: of the array that is read; chunks are ``None`` for one in C order.
-      box_bytes: bytes of a box, or one chunk.
-      holders: the processes that need each block. Only groups that several need are yielded then,
-        and a block alone has a box for each process, none smaller than ``box_bytes``.
-      splits_blocks: False reads a block alone with one box.
-      group_bytes: the most bytes of the blocks of a group, or one block. A box with parts of more
-        blocks is then read several times.
+      box_bytes: the most bytes of a box, unless one chunk has more.
+      holders: the processes that need each block. Groups that one process alone needs are then
+        omitted, and a group of one block has a box for each process, of at least ``box_bytes``.
+      splits_blocks: False gives a group of one block one box.
+      group_bytes: the most bytes of the blocks of a group, unless one block has more. An element
+        for more blocks is then read once for each of their groups.
 
     >>> halves = {0: (slice(0, 8), slice(0, 4)), 1: (slice(0, 8), slice(4, 8))}
     >>> (move,), = cover(halves, (8, 8), (1, 8), 4, box_bytes=2**20)
@@ -191,13 +190,13 @@ def blocks_read_together(
     chunks: Shape | None,
     short: int,
 ) -> list[list[int]]:
-    """Return the numbers of blocks in groups: one read of a group replaces several.
+    """Return the numbers of blocks in groups, each of which is better read together.
 
     Blocks of one grid are given with every start and stop. Two are in a group if they share a
-    chunk. In an array without chunks, which is in C order, a block is one run of elements or more.
-    Two blocks are in a group if the runs of one have fewer than ``short`` elements, and fewer lie
-    between the runs of both: eight reads of 8 KiB of a file take several times as long as one that
-    is split, and a store takes its time for each request.
+    chunk. In an array without chunks, which is in C order, a block is one run of elements or more:
+    two blocks are in a group if the runs of one have fewer than ``short`` elements, and fewer lie
+    between the runs of both. Eight reads of 8 KiB of a file take several times as long as one of
+    64 KiB, and a store takes its time for each request.
 
     >>> halves = {0: (slice(0, 8), slice(0, 4)), 1: (slice(0, 8), slice(4, 8))}
     >>> blocks_read_together(halves, (8, 8), (4, 4), 0)
@@ -209,7 +208,7 @@ def blocks_read_together(
     """
     if not blocks:
         return []
-    # Of each dimension, the number of the group of each pair of start and stop.
+    # For each dimension, the group of each pair of start and stop.
     numbers: list[dict[tuple[int, int], int]] = []
     for axis in reversed(range(len(shape))):
         sides = sorted({(index[axis].start, index[axis].stop) for index in blocks.values()})
@@ -233,9 +232,7 @@ def blocks_read_together(
 
 
 def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterator[Index]:
-    """Yield boxes that divide a part of an array, with at most so many elements, or one chunk.
-
-    They end where chunks end, or where the part ends.
+    """Yield boxes that divide a box between chunks, each of at most so many elements or one chunk.
 
     >>> [*boxes_of_chunks((slice(0, 4), slice(1, 4)), (2, 2), most_elements=8)]
     [(slice(0, 2, None), slice(1, 4, None)), (slice(2, 4, None), slice(1, 4, None))]

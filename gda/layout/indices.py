@@ -85,8 +85,8 @@ class Dimension:
     """A size divided into parts of one length; immutable.
 
     If that length does not divide the size, the last parts are shorter or empty. All parts of a
-    size of 0 are equal and count as one. ``step`` is the length of the largest part, by default the
-    least that does; ``parts`` the number of parts that differ.
+    size of 0 are equal and count as one. ``step`` is the length of the largest part, by default
+    ``ceil(size / ways)``; ``parts`` is the number of distinct parts.
     """
 
     __slots__ = ("parts", "size", "step", "ways")
@@ -138,7 +138,7 @@ class Tiling:
 
     @classmethod
     def of_blocks(cls, global_shape: Shape, block_shape: Shape) -> Tiling:
-        """Return the tiling in blocks of this shape, of which those at the edge are smaller.
+        """Return the tiling in blocks of this shape; those at the edge may be smaller.
 
         >>> Tiling.of_blocks((5, 0), (2, 3)).parts
         (3, 0)
@@ -152,7 +152,7 @@ class Tiling:
 
     @cached_property
     def parts(self) -> Shape:
-        """The parts of each dimension that differ."""
+        """The number of distinct parts of each dimension."""
         return tuple([dimension.parts for dimension in self.dimensions])
 
     @cached_property
@@ -209,7 +209,7 @@ def indices_of(
     columns: Sequence[Sequence[int]],
     count: int,
 ) -> Iterable[Index]:
-    """Return the indices of so many blocks, whose slices are known by number for each dimension."""
+    """Return the indices of ``count`` blocks: the slices that their columns number."""
     if not slices:
         return [()] * count
     chosen = [map(known.__getitem__, column) for known, column in zip(slices, columns, strict=True)]

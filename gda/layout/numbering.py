@@ -164,7 +164,7 @@ def layout_of(
 
 @lru_cache(maxsize=16)  # a process asks for its own devices, of array after array
 def numbers_of(layout: Layout, positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Return block number and replica id of some devices; a tuple or a range has them."""
+    """Return block number and replica id of devices, whose positions are a tuple or a range."""
     return [layout.numbers(position) for position in positions]
 
 

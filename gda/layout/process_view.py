@@ -194,7 +194,7 @@ class ProcessView:
         return {part: slice(*bounds(part)) for part in self.coordinates[dimension]}
 
     def _side_by_side(self, dimension: int) -> dict[int, slice]:
-        """The place of each of its parts of a dimension in the local array."""
+        """The slice of the local array for each of its parts of a dimension."""
         slices, stop = {}, 0
         for part, placed in self._placed(dimension).items():
             start, stop = stop, stop + placed.stop - placed.start

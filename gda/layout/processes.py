@@ -200,8 +200,9 @@ def writing_of(layout: Layout, processes: Processes) -> Writing:
 def turns_of(sizes: Sequence[int], layouts: Sequence[Hashable]) -> list[int]:
     """Return the turn of each array of a tree, so that all processes write about as much.
 
-    The largest first, arrays of one layout take turns: by number alone, weights and biases that
-    alternate would leave all weights to every second process. Each layout begins with another.
+    Arrays of one layout take turns, the largest first: in the order of the tree, weights and biases
+    that alternate would leave all weights to every second process. Each layout begins with another
+    turn.
 
     >>> turns_of([4, 100, 4, 100, 50], ['x', 'x', 'x', 'x', 'y'])
     [2, 0, 3, 1, 1]

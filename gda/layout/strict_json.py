@@ -46,7 +46,7 @@ _POINTERS = {
 
 
 def pointer_in(file: bytes) -> str | None:
-    """Return the fault of a file that stands for one that was not fetched; None of others."""
+    """Return the fault of a pointer to a file that was not fetched; None for any other file."""
     for begin, (tool, command) in _POINTERS.items():
         if file.startswith(begin):
             return f"is a pointer of {tool} and not the file itself; run {command}"

@@ -38,9 +38,9 @@ def printable(text: str) -> str:
 
 
 def path_text(names: Iterable[object], within: str = "") -> str:
-    """Return the path of a leaf, such as ``layers/0/w``, behind the name of what has the tree.
+    """Return the path of a leaf, such as ``layers/0/w``, after the path ``within`` of its tree.
 
-    Other names have another path, because a name with a slash is in quotation marks.
+    A name with a slash is in quotation marks, so that no two leaves have one path.
     """
     texts = [name if name and "/" not in name else repr(name) for name in map(str, names)]
     return printable("/".join([within, *texts] if within else texts))

@@ -91,7 +91,7 @@ class Combinations:
         ]
 
     def overlaps(self, numbers: IntArray, boxes: Boxes) -> IntArray:
-        """Return the elements that combinations share with the box beside each, once a device."""
+        """Return the elements that each combination shares with its box, once for each device."""
         shared = self._devices[numbers]
         for along in zip(self._tiling.dimensions, self._parts, *boxes, strict=True):
             dimension, parts, starts, stops = along
@@ -112,7 +112,7 @@ def _elements_before(
 
 
 class Shares(NamedTuple):
-    """Equal shares of the requests to some sets of devices, which lie set after set.
+    """Equal shares of requests among the devices of each set; devices lie set after set.
 
     Attributes:
       totals: elements asked of each set.
@@ -132,7 +132,7 @@ class Shares(NamedTuple):
         whole, rest = np.divmod(totals, counts)
 
         def begin_of(share: IntArray) -> IntArray:
-            # ceil(share * total / count), which might not fit into int64 if it were multiplied.
+            # ceil(share * total / count), whose product might not fit into int64.
             return share * whole - (-share * rest) // counts
 
         # Below 2**50 devices the rounding of floats is less than a share, so it is one off at most.
@@ -362,7 +362,7 @@ def numbers_of(grid: ShardGrid) -> tuple[int, ...]:
 
 
 def ranks_of(grid: ShardGrid) -> IntArray:
-    """Return the place of the process of each device in these numbers."""
+    """Return the place of the process of each device in ``numbers_of``."""
     if grid.processes is None:
         return np.zeros(grid.num_devices, np.int64)
     return grid.processes.ranks
@@ -376,7 +376,7 @@ def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
 
 
 def _places(known: _Numbers, given: _Numbers) -> IntArray:
-    """Return the place of each given number among known ones, which ascend, or -1."""
+    """Return the place of each given number among the known ones, which ascend; -1 if missing."""
     places = np.minimum(np.searchsorted(known, given), len(known) - 1)
     return np.where(np.asarray(known)[places] == given, places, -1)
 

@@ -7,8 +7,8 @@ process numbers requests and lanes alike by a formula, and so finds its own alon
   dimension *scatters* if each target part is one segment, else it *gathers* if each source part is
   one, else it is *mixed*.
 - The requests to a block are numbered: by the places of their segments in their source parts, then
-  by the replica of the target. They go to the holders in turn; each turn of all of them begins with
-  the next one, so that the same replica does not always meet the same holder.
+  by the replica of the target. They go to the holders in turn, and each turn begins one holder
+  later, so that the same replica does not always meet the same holder.
 - The *colour* of a request is the sum of its turn and its places in the target parts that gather,
   modulo their number. One holder has a turn once, and a target device asks all blocks in the same
   turn, so neither has a colour twice. In a mixed dimension, the segments of a part are consecutive:
@@ -34,7 +34,7 @@ from gda.layout.reshard.overlaps import Pieces, Segments
 
 # Of pieces of several sizes, less than a unit is sent too much: at most 1/64 on average.
 _UNITS = 64
-# Pieces, and slots for them, may be larger by one in so many.
+# Pieces and slots count as equal to smaller ones if they are larger by at most 1/32.
 _NEARLY = 32
 
 
@@ -79,8 +79,8 @@ class Lanes:
         return (requests + requests // self.num_holders + self._first(blocks)) % self.num_holders
 
     def _first(self, blocks: IntArray) -> IntArray:
-        # The holders of a block are in the order of their processes: if little is asked of many
-        # blocks, one process would send it all.
+        # Holders are in the order of their processes: if all blocks began with the first, one
+        # process would send all of a few requests to each.
         return blocks * self.num_holders // self.pieces.num_source_blocks
 
     # Lanes.

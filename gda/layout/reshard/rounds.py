@@ -251,7 +251,7 @@ def rounds_of(total: int, most: int) -> list[Round]:
 
 
 class Steps(NamedTuple):
-    """The steps of one array in the streams that it shares: the first one, and the one behind."""
+    """The steps of one array in the streams that it shares."""
 
     start: int
     stop: int
@@ -286,7 +286,7 @@ Packets: TypeAlias = dict[int, Packet]
 
 
 class Streams:
-    """Everything that one process copies, sends and gets for arrays of one ``Relocation.key``.
+    """The pieces that one process copies, sends and gets for arrays of one ``Relocation.key``.
 
     Attributes:
       near: the pieces that it copies.
