@@ -382,7 +382,7 @@ def is_on_host(memory_kind: str | None) -> bool:
 
 
 def own_settings() -> AbstractContextManager[object]:
-    """Return a context that overrides the user's settings in this thread, for gda to compute.
+    """Return a context that overrides the user's settings in this thread, for gda's computations.
 
     The user asked for these transfers, and NaNs in the user's arrays are no faults of gda's
     programs. Under the user's mesh JAX refuses arrays on other devices.

@@ -1,7 +1,7 @@
 """Sources to read, targets to write, and the loop that runs many reads or writes at a time.
 
 Read in this order: ``options`` (threads, bytes, retries, progress), ``tasks`` (runs reads and
-writes), ``casts`` (of values, which it holds or names), ``sources`` (anything that slices),
+writes), ``casts`` (to another dtype, or an error), ``sources`` (anything that slices),
 ``views`` (of sources, transposed, joined and cast without a read), ``targets`` (anything that takes
 slices), ``chunk_conflicts`` (blocks that share a chunk of a target), ``read_boxes`` (of a source
 that is read to be written), ``system_calls`` (that may do less than asked), ``safetensors_format``,

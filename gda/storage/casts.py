@@ -88,7 +88,7 @@ def cast_into(out: _Array, values: _Array, origin: Origin) -> None:
 
 
 def _unfit(values: _Array, result: _Array) -> Shape | None:
-    """Return the place of the first value that its cast does not hold; ``None`` if all are held.
+    """Return the place of the first value that the dtype cannot hold; ``None`` if there is none.
 
     An integer must stay the same, a finite float finite, and a complex number that becomes a real
     one has no imaginary part. A float becomes an integer by rounding towards zero.
@@ -113,7 +113,7 @@ def _unfit(values: _Array, result: _Array) -> Shape | None:
 
 
 def _are_in_range(values: _Array, dtype: np.dtype[Any]) -> bool:
-    """Return True if all values are known to be held: a quick look, for which NaN is unknown."""
+    """Return True if the dtype surely holds all values: a quick check, which NaN fails."""
     kind, of_result = _kind_of(values.dtype), _kind_of(dtype)
     if kind is None or of_result is None or not values.size:
         return True
@@ -124,7 +124,7 @@ def _are_in_range(values: _Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _as_numpy_casts(values: _Array, dtype: np.dtype[Any]) -> _Array:
-    """Return values in a type that has all of them, from which NumPy can cast to a dtype.
+    """Return values in a type that holds all of them and that NumPy can cast to a dtype.
 
     It has no casts between some of the types that JAX adds, and compares integers of less than a
     byte with no others.
@@ -138,7 +138,7 @@ def _as_numpy_casts(values: _Array, dtype: np.dtype[Any]) -> _Array:
 
 
 def _outside(values: _Array, dtype: np.dtype[Any]) -> Any:
-    """Return where values, rounded towards zero, are not integers of a dtype."""
+    """Return a mask of the values that, rounded towards zero, are not integers of a dtype."""
     low, high = _range_of(dtype)
     if _kind_of(values.dtype) == "f":
         values = np.trunc(values.astype(np.float64))
@@ -191,7 +191,7 @@ def _range_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=64)
 def _kind_of(dtype: np.dtype[Any]) -> Any:
-    """Return the letter of NumPy for a kind of numbers; ``None`` if a dtype is of no numbers."""
+    """Return NumPy's letter for a kind of numbers; ``None`` for a dtype that has none."""
     if dtype.kind in "biufc":
         return dtype.kind
     if dtype.kind != "V":

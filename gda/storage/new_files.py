@@ -1,4 +1,4 @@
-"""New files, written by several processes beside the place where they will be, and put there whole.
+"""New files: written by several processes beside their final place, and moved there whole.
 
 No JAX, and no format: blocks of arrays that lie in C order in a file, and folders.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from gda.layout.spec import Shape
 from gda.storage.system_calls import write_all
 
-# Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
+# Blocks that are joined, or not contiguous in memory, are copied in parts of so many bytes.
 PART_BYTES = 4 * 1024 * 1024
 
 # Shorter runs of several processes share pages, which would be flushed more than once.
@@ -85,7 +85,7 @@ def _pwrite(file: int, at: int, rest: memoryview, done: int) -> int:
 
 
 def axis_of_runs(shape: Shape, block: Shape) -> int:
-    """Return the dimension from which on a block is contiguous in the array.
+    """Return the first dimension whose rows of a block are contiguous in the array.
 
     >>> axis_of_runs((8, 6, 4), (2, 3, 4)), axis_of_runs((8, 4), (8, 4)), axis_of_runs((), ())
     (1, 0, 0)
@@ -144,7 +144,7 @@ def folder_beside(folder: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, until the end at the latest of the process; ``OSError`` if it is locked."""
+    """Lock a folder for the block, or until the process ends; ``OSError`` if it is locked."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -162,14 +162,14 @@ def move(path: Path, place: Path) -> None:
 
 
 def begin_to_sync(file: int, first: int = 0, nbytes: int = 0) -> None:
-    """Let the disk begin with bytes that were written, all if ``nbytes`` is 0; wait for none."""
-    # Linux takes this word for it. Elsewhere it has no effect.
+    """Begin to sync bytes that were written, all if ``nbytes`` is 0, without waiting."""
+    # This advice makes Linux begin. Elsewhere it has no effect.
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, first, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def sync_file(path: Path) -> None:
-    """Return when the bytes of a file are on disk, also those that were written before."""
+    """Sync a file, also the bytes that were written before."""
     with about(path):
         handle = os.open(path, os.O_RDWR)
         try:

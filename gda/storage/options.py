@@ -15,7 +15,7 @@ from gda.layout.distribution import install_command
 
 ProgressLike = bool | Callable[[int, int], object]
 
-_SECONDS_BETWEEN = 0.1  # two drawings of a bar
+_SECONDS_BETWEEN = 0.1  # at least, between two drawings of a bar
 _LONGEST_DELAY = 10.0  # between two attempts
 
 
@@ -94,7 +94,7 @@ class Options:
 
     @property
     def are_for_threads(self) -> bool:
-        """True if threads other than the caller's may read."""
+        """True if several threads work at a time."""
         return self.max_workers is not None and self.max_workers > 1
 
 

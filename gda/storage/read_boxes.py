@@ -17,7 +17,7 @@ from gda.layout.spec import Shape
 
 # Of a box: large enough for a disk, and several fit into every default of max_bytes.
 BOX_BYTES = 8 * 2**20
-# Files have whole boxes: so much of them may lie beyond the edge, per dimension.
+# Targets store whole boxes: this share of a side may lie beyond the edge of the array.
 _SPARE = 1 / 16
 
 
@@ -71,7 +71,7 @@ def box_shape_of(
 def _unit_of(
     shape: Shape, itemsize: int, max_bytes: int, read: Shape | None, written: Shape | None
 ) -> list[int]:
-    """Return the smallest box that has whole chunks of both, or of the target if that is large."""
+    """Return the smallest box of whole chunks of both, or of the target if that is too large."""
     ones = (1,) * len(shape)
     chunks = [read or ones, written or ones]
     of_read, of_written = ([*map(min, each, shape)] for each in chunks)
@@ -89,7 +89,7 @@ def _unit_of(
 
 
 def _even(count: int, room: int) -> int:
-    """Return how many of ``count`` to take at a time, at most ``room``, so that few are lacking."""
+    """Return a number to take of ``count`` at a time, at most ``room``; the last time lacks few."""
     for some in range(room, room // 2, -1):
         if count % some == 0:  # one shape for all, for which one program makes fingerprints
             return some
@@ -105,7 +105,7 @@ def _covered(size: int, part: int) -> int:
 
 
 def writers_of(count: int, processes: int, turn: int) -> IntArray:
-    """Return the process that writes each of ``count`` boxes: each a run of about as many.
+    """Return the process that writes each of ``count`` boxes; each writes a run of about as many.
 
     >>> writers_of(5, 2, turn=0), writers_of(1, 4, turn=3)
     (array([0, 0, 0, 1, 1]), array([3]))

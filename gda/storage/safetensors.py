@@ -255,7 +255,6 @@ class SafetensorsTensor(LocalFile):
             self._read_runs(file, line, start, stride)
 
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
-        """Read runs of bytes, ``stride`` bytes apart."""
         count, run_bytes = runs.shape
         if count == 1 or stride - run_bytes >= READ_BYTES or stride > PIECE_BYTES:
             for number in range(count):
@@ -291,7 +290,7 @@ class SafetensorsTensor(LocalFile):
 
 # Several tensors at a time.
 
-_MOST_AT_A_TIME = 1024  # of the kernel, in one request
+_MOST_AT_A_TIME = 1024  # buffers in one request, which the kernel limits
 _Rows = tuple[SafetensorsTensor, Index, _Memory]
 
 

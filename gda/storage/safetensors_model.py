@@ -29,7 +29,7 @@ _REPLACED = "replaces"  # in the metadata of an index: files that are being remo
 def files_of_model(
     tensors: Sequence[Tensor], most_bytes: int, metadata: Mapping[str, str] | None
 ) -> list[FileLayout]:
-    """Return the files of a model, named as published models have them.
+    """Return the files of a model, named as in published models.
 
     Files are filled in the order of the tensors. A tensor of more than ``most_bytes`` has a file of
     its own. ``ValueError`` if a header, or the index, would be larger than readers accept.

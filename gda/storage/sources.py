@@ -49,8 +49,8 @@ class Source(Protocol):
     shape: Shape
     dtype: np.dtype[Any]  # of its blocks, except for the byte order
     chunks: Shape | None  # that it reads as a whole; None if it reads single elements
-    read_bytes: int = 8 * 2**20  # to read at a time where a read is not of one block
-    buffer_bytes: int = 0  # that a read holds beside the block
+    read_bytes: int = 8 * 2**20  # to read at a time for several blocks
+    buffer_bytes: int = 0  # of memory that a read needs beside the block
     is_local: bool = False  # a file of this machine, which any number of threads may read
     is_in_memory: bool = False  # an array, of which nothing is read
 
@@ -129,7 +129,7 @@ def is_a(value: object, module: str, name: str) -> bool:
 
 
 class Unreadable:
-    """A leaf of a file that gda cannot read; its use raises ``ValueError`` with the reason."""
+    """A leaf that gda cannot read: any use of it raises ``ValueError`` with the reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -157,7 +157,7 @@ class HasReader:
 
 
 def settled(value: Any) -> Any:
-    """Return the value of now of a ``jax.Ref``, which JAX may change later; others as they are."""
+    """Return the present value of a ``jax.Ref``, and any other value as it is."""
     if type(value) is not jax.Ref:
         return value
     with own_settings():

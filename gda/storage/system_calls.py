@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-# Is called with the memory that is left and the bytes done before, and returns the bytes it did.
+# Takes the memory that is left and the bytes done before, and returns the bytes that it did.
 Call = Callable[[memoryview, int], int]
 
 

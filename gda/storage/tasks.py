@@ -1,6 +1,6 @@
-"""Many pieces of work at a time, within a budget of bytes: the loop under every load and save.
+"""Many tasks at a time, within a budget of bytes: the loop under every load and save.
 
-Work runs in threads of this loop, or in threads of the library that reads. Its results are finished
+Tasks run in threads of this loop, or in those of the library that reads. Results are finished
 in the caller's thread. This module does not depend on JAX or on files.
 """
 
@@ -27,7 +27,7 @@ class Future(Protocol):
 
 
 class Task(NamedTuple):
-    """One piece of work, done in one of the threads.
+    """A task for one of the threads of the loop.
 
     ``finish`` is called in the caller's thread with the result of ``work``, in any order of tasks.
     If it returns a ``Transfer``, the memory is held until that is done.
@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
 
 class AsyncTask(NamedTuple):
-    """One piece of work that a library does in its own threads.
+    """A task that a library does in its own threads.
 
     ``begin`` is called in the caller's thread and returns at once. ``note`` is called with an error
     of the read, to add a note of what was read. ``library_bytes`` is the memory of the library for
@@ -54,7 +54,7 @@ class AsyncTask(NamedTuple):
 
 
 class JoinedFutures:
-    """Several futures as one, which is done when all of them are; ``result`` then takes steps."""
+    """Several futures as one, which is done when all are; ``result`` then calls ``steps``."""
 
     def __init__(
         self, futures: Sequence[Future], steps: Sequence[Callable[[], object]] = ()
@@ -159,7 +159,7 @@ class _Crew:
             self._end()
 
     def _end(self) -> None:
-        """Let no task begin; wait until those that run and the threads have ended."""
+        """Begin no more tasks; wait until running ones and the threads have ended."""
         self._is_over = True
         for _ in self._threads:
             self._waiting.put(None)  # wakes the thread
@@ -179,7 +179,7 @@ class _Crew:
                 self._held_by_library += _library_bytes(following)
                 self._begun[type(following)] += 1
                 self._begin(_Attempt(following))
-                # Before the next task is made: its size may depend on work done in this thread.
+                # First, because the size of the next task may depend on it.
                 self._finish(self._all_done())
                 following = next(self._tasks, None)
             if any(self._begun.values()):

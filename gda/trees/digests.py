@@ -83,7 +83,7 @@ def fingerprint(tree: Tree) -> Tree:
 
     results = with_paths(tree, prepared, leaves)
     if is_joint:
-        # The arrays within one process count as one number each: the others may have their own.
+        # Arrays of one process alone are compared by number only: the others may have their own.
         shared = {number for number in arrays if _is_shared(held_by(leaves[number]))}
         layouts = [
             without_data(leaf) if number in shared else 0 if number in arrays else None
@@ -109,7 +109,7 @@ def _layouts_of(tree: Any) -> Any:
 
 
 def _is_joint(tree: Any, leaves: Sequence[Any]) -> bool:
-    """Return True if processes share an array of a tree, or if it has none to tell that."""
+    """Return True if processes share an array of a tree, or if it has no array."""
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     if not arrays and not is_leaf(tree):
         return not any(isinstance(leaf, np.ndarray) for leaf in leaves)

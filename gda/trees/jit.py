@@ -244,7 +244,7 @@ def _plain(tree: Any) -> Any:
 
 
 def _empty_contents(tree: Any) -> set[Any]:
-    """Return the structures of nodes without leaves, as ``MaskedNode``, that are in containers."""
+    """Return the structures of nodes without leaves, such as ``MaskedNode``, in containers."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, GlobalArray))
     contents = [node.array for node in nodes if isinstance(node, GlobalArray)]
     return {
@@ -255,7 +255,7 @@ def _empty_contents(tree: Any) -> set[Any]:
 
 
 def _contained(result: Any, empty: set[Any]) -> Any:
-    """Return a result with a container for every array and node that came ``empty`` in one."""
+    """Return a result with each array, and each ``empty`` node, in a container."""
 
     def is_empty(node: Any) -> bool:
         return bool(empty) and jax.tree.structure(node) in empty

@@ -317,7 +317,7 @@ def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_LayoutRow]:
 
 
 def _table_of(rows: Sequence[_LayoutRow], mesh: Mapping[str, int] | None) -> list[str | Table]:
-    """Return a table; ``mesh`` is that of all arrays that have one: then a spec says the layout."""
+    """Return a table; if all arrays with a mesh share ``mesh``, a spec is enough for a layout."""
     on_mesh = f" on {format_mesh(mesh)}" if mesh else ""
 
     def cells(row: _LayoutRow) -> list[str]:

@@ -28,18 +28,18 @@ Keys = tuple[Any, ...]  # of JAX: the path of a leaf
 
 T = TypeVar("T")
 
-# As tuples: to join classes with | takes longer than the question, which is asked of every leaf.
+# Tuples: joining classes with | takes longer than the check, which is made for every leaf.
 _ARRAYS = (Container, jax.Array)
 _VALUES = (int, float, complex, str, bytes, np.generic, PerProcess)
 
 
 def is_container(node: object) -> bool:
-    """Return True for a container of an array; around anything else it is a node as a list is."""
+    """Return True for a container of an array; one of anything else is a node, as a list is."""
     return isinstance(node, Container) and not node._is_inert
 
 
 def opened(tree: Any, kind: type[Container] = Container) -> Any:
-    """Return the tree with the content of each inert container, such as a spec, in its place."""
+    """Replace each container that holds no array, but a spec for instance, by its content."""
 
     def is_kind(node: object) -> bool:
         return isinstance(node, kind)
@@ -63,7 +63,7 @@ def is_value(leaf: object) -> bool:
 
 
 def is_source(leaf: Any) -> bool:
-    """Return True if a leaf is read by slices, and is no array in memory: a memory map is one."""
+    """Return True if a leaf is read by slices, such as a memory map, and is no array in memory."""
     if isinstance(leaf, np.ndarray):
         # The name of its file. Arrays computed from a memory map are of its class, without it.
         return getattr(leaf, "filename", None) is not None
@@ -83,17 +83,17 @@ def are_bare_keys(leaf: object) -> bool:
 def as_dicts(tree: Any) -> Any:
     """Return the tree with dicts for mappings that JAX does not know, as ``h5py.Group``.
 
-    A ``jax.Ref`` becomes the array that it is now.
+    A ``jax.Ref`` becomes its present array.
     """
 
-    def opened(node: Any, keys: tuple[Any, ...] = ()) -> Any:
+    def as_dict(node: Any, keys: tuple[Any, ...] = ()) -> Any:
         if is_array(node) or is_value(node):
             return node
         if not is_mapping(node):
             return settled(node) if is_leaf(node) else as_dicts(node)
-        return {name: opened(_member(node, name, keys), (*keys, name)) for name in node}
+        return {name: as_dict(_member(node, name, keys), (*keys, name)) for name in node}
 
-    return jax.tree.map(opened, tree, is_leaf=is_container)
+    return jax.tree.map(as_dict, tree, is_leaf=is_container)
 
 
 def _member(mapping: Any, name: Any, keys: tuple[Any, ...]) -> Any:

@@ -70,7 +70,7 @@ _Leaf = tuple[str, Any, jax.Array]
 
 def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:
     """Yield the arrays in trees, as JAX counts them: of PRNG keys, their data."""
-    is_key: dict[type, bool | None] = {}  # by class, None of others: a look at each leaf is slow
+    is_key: dict[type, bool | None] = {}  # by class; None for no array: to check each leaf is slow
     for tree, values in trees.items():
         for path, value in jax.tree_util.tree_flatten_with_path(values, is_leaf=is_container)[0]:
             array = held_by(value)
@@ -217,7 +217,7 @@ def _devices(sums: dict[tuple[_Place, str], int]) -> Iterator[DeviceMemory]:
 
 
 def _stats(device: Any) -> dict[str, int]:
-    """Return what the device reports of its memory; nothing if it does not, as a CPU."""
+    """Return the device's report of its memory; empty if it has none, as for a CPU."""
     try:
         return device.memory_stats() or {}
     except (jax.errors.JaxRuntimeError, NotImplementedError):

@@ -146,7 +146,7 @@ class _Request(NamedTuple):
 
     @property
     def alike(self) -> tuple[Any, ...] | None:
-        """All that decides how a tensor of files is read: equal for many of a model."""
+        """The key of tensors of files that are read alike; ``None`` for other sources."""
         if not isinstance(self.source, SafetensorsTensor):
             return None
         return self.source.shape, self.source.dtype, *self[1:]
@@ -159,7 +159,7 @@ class _LoadedLeaf(NamedTuple):
     build: PendingArray | TensorByRows
 
     def contained(self, array: Any, is_plain: bool) -> Any:
-        """Return what is made of the source around its array, or around shape and dtype of it."""
+        """Return the result for the source, around its array or around shape and dtype."""
         grid = self.build.plan.grid
         if grid.is_padded:
             return PaddedArray(array, grid.global_shape[: array.ndim])
@@ -173,7 +173,7 @@ _Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are
 
 @dataclass(frozen=True)
 class _LoadingTree:
-    """A call of ``load_tree``; its methods are the steps, in their order."""
+    """A call of ``load_tree``, whose methods are its steps in their order."""
 
     tree: Any
     mesh: Any
@@ -256,7 +256,7 @@ class _LoadingTree:
         return self._tree_of(leaves, lambda build: build.array())
 
     def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | TensorByRows], Any]) -> Any:
-        """Return the tree with what is made of each pending array, contained."""
+        """Return the tree with ``make(pending)`` for each pending array, contained."""
         made = [
             leaf.contained(make(leaf.build), self.is_plain)
             if isinstance(leaf, _LoadedLeaf)

@@ -1,4 +1,4 @@
-"""Two trees side by side: the value in one, a spec or a target, for each leaf of the other.
+"""Two trees side by side: for each leaf of one, the value in the other, a spec or a target.
 
 They match by the text of their keys, not by class. So a dict matches a dataclass of the same
 fields, and the ``"0"`` of an Orbax run matches the ``0`` of an ``nnx.List``.

@@ -1,4 +1,4 @@
-"""One name for names that differ only in numbers: ``layers.0-31.mlp.weight``."""
+"""One name for several that differ only in numbers: ``layers.0-31.mlp.weight``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gda.layout.strict_json import check_memory, parse_json
 from gda.layout.text import counted
 from gda.storage.sources import check_unmasked
 
-_LONG_TEXT = 2**16  # characters; its brackets would count as lists in ``check_memory``
+_LONG_TEXT = 2**16  # characters; ``check_memory`` would count brackets in it as lists
 _MOST_DEPTH = 100  # that a reader can follow, however deep the stack of its caller is
 
 

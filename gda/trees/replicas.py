@@ -183,7 +183,7 @@ def check_replicas_agree(tree: Tree) -> None:
         ]
         # JAX begins no sum while other programs wait for a process that has ended.
         sums = watched(lambda: sums_of_replicas(replicated), here(_NAME), processes)
-        # An array of one other process has no sums here.
+        # Arrays that another process alone holds have no sums here.
         own = [
             (each, of_devices)
             for each, of_devices in zip(arrays, sums, strict=True)

@@ -1,4 +1,4 @@
-"""A whole tree of arrays to another mesh, in few rounds.
+"""The move of a whole tree of arrays to another mesh, in few rounds.
 
 Provisional: see ``docs/stable.md``.
 """
@@ -95,7 +95,7 @@ def reshard_tree(
     is_shared = any(not sharding_of(each.array).is_fully_addressable for each in arrays)
     copies = {each: None for each in arrays if _is_a_copy(each, is_shared)}
     moving = [each for each in arrays if each not in copies]
-    # Those of the mesh meet also if this tree has nothing to move; without a mesh, all do.
+    # The processes of the mesh meet even if nothing moves; without a mesh, all do.
     named = mesh_named_by(mesh)
     others = range(jax.process_count()) if named is None else processes_of(named).numbers
     moved = reshard_all(moving, _NAME, max_device_bytes, donate, [*copies], others)

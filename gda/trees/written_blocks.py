@@ -1,7 +1,7 @@
-"""The blocks of arrays and sources that this process writes: over all processes, every block once.
+"""The blocks of arrays and sources that this process writes: each block has one writer.
 
-Processes share replicated blocks, and those of a source, out, array after array. A process that
-offers arrays to another program has the blocks that it holds, in place of those that it writes.
+Array after array, processes divide the replicated blocks, and the blocks of sources. A process
+that offers arrays to another program has all blocks that it holds instead.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class WrittenArray:
     grid: ShardGrid | None
     turn: int  # as for ProcessView.written_blocks
     is_local: bool  # every process has the whole array, and one of them writes it
-    # Of the blocks that this process writes, none of padding alone, by number.
+    # The blocks that this process writes, by number; none is of padding alone.
     indices: Mapping[int, Index]  # with every start and stop
-    starts: Mapping[int, Shape]  # the first element
-    devices: Mapping[int, Any]  # the first here that has it; None if it is on none
+    starts: Mapping[int, Shape]  # of the first element
+    devices: Mapping[int, Any]  # the first of this process that holds it; None if none does
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class WrittenArray:
         return self.array.block_shape if isinstance(self.array, SourceArray) else self.array.shape
 
     def index(self, number: int) -> Index:
-        """Return the place of a block of ``numbers``, for its reader."""
+        """Return the index of a block of ``numbers``, for messages and targets."""
         return self.indices[number] if self.grid is None else self.grid.block_index(number)
 
     @property

@@ -92,7 +92,7 @@ def tree_of(leaves: Iterable[OrbaxLeaf], value_of: Callable[[OrbaxLeaf], Any]) -
 
     def node_at(leaves: list[OrbaxLeaf], depth: int) -> Any:
         below: dict[Key, list[OrbaxLeaf]] = {}
-        # A save of some leaves later leaves the empty node of an earlier one.
+        # A later save of some leaves does not remove the empty node of an earlier one.
         own = [leaf for leaf in leaves if len(leaf.path) == depth]
         for leaf in leaves:
             if len(leaf.path) > depth:
@@ -144,8 +144,8 @@ def _key(given: Any) -> Key:
 
 
 def _check_name(name: str) -> None:
-    """Raise ``ValueError`` for a name that is no path inside of the run."""
-    # Without a name is the array of a run that is no tree.
+    """Raise ``ValueError`` for a name that is no path inside the run."""
+    # A run of a single array has no name for it.
     if "\0" in name or (name and {"", ".", ".."} & {*name.split("/")}):
         raise ValueError(f"its data would be at {name!r:.200}, which may lead out of the run")
 

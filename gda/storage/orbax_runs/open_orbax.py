@@ -184,7 +184,7 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
         if leaf.kind == "jax.Array" and store.dtype.name == "uint32"
     }
     kinds: dict[str, str | None] = {}
-    # An array is in the file of each process that wrote a part of it: mostly all are in the first.
+    # Each process lists the arrays of which it wrote a part: mostly the first lists all.
     process = 0
     while names - kinds.keys():
         found = _parsed(folder, f"array_metadatas/process_{process}", parse_key_kinds)

@@ -71,7 +71,7 @@ def _json_files(folder: OrbaxFolder, names: Iterable[str]) -> list[str]:
 
 
 def items_of(folder: OrbaxFolder, names: Iterable[str]) -> list[str]:
-    """Return those of some names that are folders of trees, and no steps."""
+    """Return the names that are folders of trees, and not steps."""
     of_run = not {*_OF_RUN}.isdisjoint(names := [*names])
     return [
         name

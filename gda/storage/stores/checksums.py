@@ -20,7 +20,7 @@ def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
 
 
 def size_and_crc(document: bytes) -> tuple[int, int]:
-    """Return the record of a ``zarr.json`` in the manifest."""
+    """Return size and checksum of a ``zarr.json``, as the manifest records them."""
     return len(document), crc32c(np.frombuffer(document, np.uint8))
 
 

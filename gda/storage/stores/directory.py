@@ -76,10 +76,10 @@ class FileStore:
             _write_all(handle, data)
 
     def write_sealed(self, name: str, payload: Bytes) -> int:
-        """As ``write``, with the CRC-32C of the payload behind it, which this returns."""
+        """Write a file as ``write``, with the payload's CRC-32C after it; return the CRC-32C."""
         with self._created(name) as handle:
             _write_all(handle, payload)
-            begin_to_sync(handle)  # looks at every page, so not again for the last bytes
+            begin_to_sync(handle)  # takes time for every page, so it is not called again
             crc = crc32c(payload)  # the disk is at work meanwhile
             _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
@@ -122,7 +122,7 @@ class FileStore:
             return b""
 
     def head(self, name: str, nbytes: int) -> bytes:
-        """Return so many first bytes of a file, or all if it has less."""
+        """Return the first ``nbytes`` of a file, or all if it has fewer."""
         with self._opened(name) as (handle, _):
             return _read(handle, nbytes)
 
@@ -208,9 +208,11 @@ class FileStore:
     def numbered(
         self, known: Collection[str] = (), numbers: Collection[int] | None = None
     ) -> dict[str, list[str]]:
-        """Return the names in each directory of the top level whose name is a number, or of some.
+        """Return the names in each directory of the top level whose name is a number.
 
-        Without those of the data in ``known`` checkpoints, in an object store.
+        Args:
+          known: checkpoints whose data an object store need not list.
+          numbers: those to list, by default all.
         """
         found = {}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

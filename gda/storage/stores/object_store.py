@@ -1,4 +1,4 @@
-"""An object store as a store, or anything else that TensorStore has a driver for.
+"""The files of a checkpoint in an object store, or in any other key-value store of TensorStore.
 
 An object is written as a whole, and is durable when its write returns. There are no locks. Instead
 the store replaces the manifest only if it has not changed since the save began, so that one of two
@@ -131,7 +131,7 @@ class KvStore:
             return False
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        # Its size first, which only a request beyond its end tells: an object may have any size.
+        # First a request beyond the end, the only way to learn that an object is too large.
         if self._part(name, slice(most_bytes, most_bytes + 1)) is not None:
             raise ValueError(f"has more bytes than expected; expected are at most {most_bytes}")
         return self._found(name)
@@ -142,7 +142,7 @@ class KvStore:
 
     def read_into(self, name: str, payload: Bytes, tail: Bytes) -> tuple[int, int]:
         nbytes = payload.nbytes + tail.nbytes
-        # The last bytes: of a larger object no more is read, and the checksum tells.
+        # The last bytes: of a larger object no more is read, and its checksum differs.
         if (part := self._part(name, slice(-nbytes, None))) is None:
             return len(self.read(name, nbytes)), 0
         data = np.frombuffer(part, np.uint8)

@@ -43,7 +43,7 @@ _EMPTY = Factor(0, 0, 0)
 
 @dataclass(frozen=True)
 class ViewMap:
-    """The map from a view to its source: a start per dimension of the source, factors per own one.
+    """The map from a view to its source: a start for each dimension there, factors for each here.
 
     A dimension of size 1 has no factors, so that a source of no dimensions can have some.
     """
@@ -133,8 +133,8 @@ class ViewMap:
     def chunks(self, chunks: Shape) -> Shape:
         """Return the chunks of a view whose source has these.
 
-        A cut between two chunks of the view divides no chunk of the source if the view begins where
-        a chunk does, and no dimension was merged or split within a chunk. Otherwise it divides few.
+        They are exact if the view begins where a chunk does, and no dimension was merged or split
+        within a chunk; otherwise a boundary of chunks divides few chunks of the source.
         """
         sizes = []
         for own in self.factors:
@@ -245,7 +245,7 @@ def chunks_of_bytes(shape: Shape, itemsize: int, nbytes: int) -> Shape:
 
 
 def _joined(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Return factors of which neighbours that continue each other are one."""
+    """Return the factors, with neighbours that continue each other joined."""
     joined: list[Factor] = []
     for factor in factors:
         last = joined[-1] if joined else _EMPTY

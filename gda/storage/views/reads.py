@@ -1,4 +1,4 @@
-"""From the index of a view to slices of its sources: each is planned, joined with others, and read.
+"""The slices of sources that the index of a view needs: planned, joined, and read.
 
 A *node* is a source (``SourceNode``), a map over a node (``Mapped``), or several nodes side by side
 (``Joined``). All slices that one index needs are planned before the first is read, so that those of
@@ -51,7 +51,7 @@ class SourceNode:
         self.shape, self.dtype = source.shape, native(source.dtype)
         self.leaf_bytes = math.prod(self.shape) * self.dtype.itemsize
         self.is_async, self.is_local = isinstance(source, AsyncSource), source.is_local
-        # One without chunks has parts that are as cheap to read alone as with others.
+        # Without chunks: sizes that cost no more to read alone than together.
         without = chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
         self.chunks: Shape = source.chunks or without
 
@@ -231,13 +231,13 @@ class ReadPlan:
         else:
             dtype = below.dtype if below.is_cast else target.dtype
             block = np.empty(sizes_of(index), dtype)
-            # In front of the copies that are known, which may use its result. Copies that fill its
-            # block come in front of it later.
+            # Before the known copies, which may use its result. Copies that fill its
+            # block are put before it later.
             self.copies.appendleft(lambda: _copy(target, block, box, index))
             yield below, index, block
 
     def _memory_of(self, box: Box, target: _Memory, below: Node) -> _Memory | None:
-        """Return the target in the order of what is below, if that can be read into it."""
+        """Return the target in the order of the node below, if that can read into it."""
         is_leaf = isinstance(below, SourceNode)
         if target.dtype != below.dtype and (is_leaf or below.is_cast):
             return None

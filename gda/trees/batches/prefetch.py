@@ -1,4 +1,4 @@
-"""Batches of an iterator to trees of global arrays, made in a thread ahead of the training step."""
+"""Trees of global arrays from batches, which a thread makes ahead of the training step."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class _BatchThread(threading.Thread):
         super().__init__(daemon=True, name="gda-prefetch")
         self._source, self._place, self._x64 = source, place, x64
         self._made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
-        # One for each batch that may be made. No Semaphore: ``stop`` is called while garbage is
+        # An item for each batch that may be made. No Semaphore: ``stop`` is called while garbage is
         # collected, perhaps in the middle of another call of it.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(size):

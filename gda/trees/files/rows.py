@@ -1,4 +1,4 @@
-"""Arrays moved to layouts whose blocks are long runs of bytes in C order, to be written into files.
+"""Moves of arrays to layouts whose blocks are long runs of bytes in C order, for writing files.
 
 A matrix sharded by columns over many processes lies in a file as short runs of each in turn. To
 write a run of 4 KiB takes five times as long as to copy it, and hosts that share a page of a file

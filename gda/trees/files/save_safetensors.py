@@ -137,7 +137,7 @@ def save_safetensors(
 
 @dataclass(frozen=True)
 class _PlannedSave:
-    """All that a save writes, known before."""
+    """The plan of a save: all that it writes."""
 
     path: str
     max_file_bytes: int

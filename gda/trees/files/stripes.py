@@ -1,4 +1,4 @@
-"""Blocks of arrays and sources into files in C order; those side by side are written together."""
+"""Blocks of arrays and sources, written into files in C order, neighbours together."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Stripe(NamedTuple):
 
 
 def options_for_files(options: Options) -> Options:
-    """Return the options of the writes: the bytes without the parts that ``write_blocks`` joins."""
+    """Return options for writes, less the memory of the parts that ``write_blocks`` joins."""
     workers = options.max_workers or _WORKERS
     parts = min(workers, _WORKERS) * PART_BYTES
     max_bytes = max((options.max_bytes or 0) - parts, 1)
@@ -98,7 +98,7 @@ def nbytes_of(leaf: WrittenArray, numbers: Iterable[int]) -> int:
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """Return when all bytes of files are on disk; errors name the file."""
+    """Sync files; errors name the file."""
     run((Task(0, partial(sync_file, path)) for path in sorted(paths)), Options(_WORKERS))
 
 
@@ -113,7 +113,7 @@ def _is_copied(leaf: WrittenArray) -> bool:
 
 
 def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
-    """Yield the blocks by number, with those together that are better written together."""
+    """Yield the numbers of blocks, in groups that are better written together."""
     if isinstance(leaf.array, SourceArray):  # of which a block is large
         yield from ([number] for number in leaf.numbers)
         return
@@ -133,7 +133,7 @@ def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
 def _continues(
     leaf: WrittenArray, stripe: Sequence[int], index: Index, most_bytes: int | None
 ) -> bool:
-    """Return True if the block at an index comes after those of a stripe, and is to join them."""
+    """Return True if the block at an index follows those of a stripe, and is to join them."""
     first, last = leaf.indices[stripe[0]], leaf.indices[stripe[-1]]
     block, itemsize = shape_at(first, leaf.shape), leaf.array.dtype.itemsize
     axis = axis_of_runs(leaf.shape, block)

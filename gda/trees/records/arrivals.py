@@ -46,7 +46,7 @@ class Arrival:
     plan: LocalBlocks | None = None  # of the needed blocks; None for a NumPy array
     wrap: Callable[[Any], Any] = lambda array: array  # makes the value from the array
     blocks: list[Any] = field(default_factory=list)  # None until the chunk of the block is read
-    made_of_chunks: Container[int | None] = ()  # the blocks that a piece of a chunk is or fills
+    made_of_chunks: Container[int | None] = ()  # blocks that get their memory from chunks
     value: Any = None
 
     @property
@@ -56,14 +56,14 @@ class Arrival:
 
     @property
     def boxes(self) -> Mapping[int, Index]:
-        """The blocks that this process needs, by number, with every start and stop."""
+        """The needed blocks by number, with every start and stop."""
         if self.plan is None:
             return {0: index_at((0,) * len(self.record.shape), self.record.shape)}
         return self.plan.boxes
 
     @property
     def boxes_of_all(self) -> Mapping[int, Index]:
-        """As ``boxes``, those that all processes need: each needs all of a NumPy array."""
+        """The blocks that all processes need, as ``boxes``; each needs all of a NumPy array."""
         return self.boxes if self.plan is None else self.plan.of_all[0]
 
     @property
@@ -73,12 +73,12 @@ class Arrival:
 
     @property
     def passing_nbytes(self) -> int:
-        """Bytes of its blocks that only pass through the host in this process."""
+        """Bytes of the blocks that pass through the host on their way to devices."""
         return 0 if self.stays_on_host else self._block_nbytes * len(self.boxes)
 
     @property
     def most_passing_nbytes(self) -> int:
-        """As ``passing_nbytes``, in the process with most of its blocks: the same in all."""
+        """The largest ``passing_nbytes`` of any process."""
         plan = self.plan
         if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
             return 0
@@ -96,7 +96,7 @@ class Arrival:
 
     @property
     def shared_layout(self) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and a layout of several processes: the same in all processes."""
+        """Shape, dtype, and the layout if it is over several processes: the same in all of them."""
         sharding = None
         if self.plan is not None and len(processes_of(self.plan.sharding.mesh).numbers) > 1:
             sharding = self.plan.sharding

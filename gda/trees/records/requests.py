@@ -214,7 +214,7 @@ def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | A
 
 
 def _tied(made: dict[Any, T], place: Any, key: Any, make: Callable[[], T]) -> T:
-    """Return what ``make`` returns; the same for leaves of one place in files and of one key."""
+    """Return the result of ``make``: one for all leaves with the same place in files and key."""
     if place is None:
         return make()
     if (place, key) not in made:
@@ -223,7 +223,7 @@ def _tied(made: dict[Any, T], place: Any, key: Any, make: Callable[[], T]) -> T:
 
 
 def _of_as_many(request: Request, leaf: PerProcessLeaf) -> PerProcessLeaf:
-    """Return the leaf; raise unless this program has as many processes, or can merge values."""
+    """Return the leaf; raise if the number of processes has changed and no ``merge`` is given."""
     saved, count = len(leaf.files), jax.process_count()
     if saved != count and request.merge is None:
         raise ValueError(
@@ -370,7 +370,7 @@ def _leaf_like(
             "convert with jax.random.wrap_key_data or key_data"
         )
     shape = leaf.shape[: len(leaf.shape) - key_ndim(leaf.key_impl)]
-    # Of other containers the array, because a tree function may have put anything into them.
+    # For a ``GlobalArray``, the shape of its array: a tree function may have put anything into it.
     wanted_shape = tuple(like.shape if container is PaddedArray else array.shape)
     if wanted_shape != shape:
         raise ValueError(f"it has shape {shape}, and like has {wanted_shape}")

@@ -56,7 +56,7 @@ class Block(NamedTuple):
     number: int
     start: Shape
     data: BlockData  # without padding; a view of the device's memory if that is the host's
-    device: Device | None  # that has it; None for a block of a NumPy array or a source
+    device: Device | None  # of the data; None for a NumPy array or a source
 
 
 def on_host(data: BlockData) -> np.ndarray[Any, Any]:
@@ -217,10 +217,10 @@ def to_host(blocks: Iterable[Keyed[K]], max_bytes: int | None) -> Iterable[HostB
 
 
 def kept(leaf: SavedLeaf) -> SavedLeaf:
-    """Return a leaf whose blocks nothing can change or delete any more, or a source as it is.
+    """Return a leaf whose blocks nothing can change or delete any more; a source stays as it is.
 
-    Views of CPU devices are kept as they are. An accelerator copies its blocks into host memory of
-    its own, which is not waited for, if it has some; all others become NumPy arrays.
+    Views of CPU devices stay too. An accelerator begins to copy its blocks into pinned host memory,
+    if it has some. All others become NumPy arrays.
     """
     blocks = leaf.blocks
     if leaf.is_source:
@@ -244,7 +244,7 @@ def _kept(block: Block) -> BlockData:
 def values_of(
     leaves: Iterable[GivenLeaf | SavedLeaf | ValueLeaf | SavedPerProcess],
 ) -> dict[str, str]:
-    """Return, by path, text or checksum of what must be the same in all processes.
+    """Return texts and checksums, by path, of what must be the same in all processes.
 
     Of a source, shape, dtype and blocks; not the values, of which each process reads some.
     """
