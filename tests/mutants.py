@@ -334,7 +334,7 @@ def tried(mutant: Mutant, copy: Copy, of_folders: Sequence[Tests]) -> str:
             code, output = (
                 copy.run(["-x", *chosen], _LEAST_LIMIT + 5 * seconds) if chosen else (0, "")
             )
-            if code == 4 and "ImportError while loading conftest" not in output:
+            if code == 4 and not re.search("ERROR collecting|while loading conftest", output):
                 sys.exit(f"pytest was called in a wrong way; is a test gone?\n{output[-2000:]}")
             if code != 0:
                 how = "timeout" if code is None else "killed"

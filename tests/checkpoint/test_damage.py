@@ -44,6 +44,7 @@ from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading import checked_files
+from gda.storage.stores.directory import FileStore
 from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_tree import ArrayLeaf, path_of_keys
 
@@ -152,6 +153,27 @@ def test_altered_files_are_found(plain: Damaged, trials: Trials) -> None:
             else:
                 check_found(plain, file, restore, verify)
         trials.count("found")
+
+
+def test_a_chunk_of_another_size_is_found_before_any_is_read(
+    plain: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    read_into = FileStore.read_into
+
+    def noted(self: FileStore, name: str, *memory: Any) -> Any:
+        read.append(plain.path / name)
+        return read_into(self, name, *memory)
+
+    monkeypatch.setattr(FileStore, "read_into", noted)
+    restore(plain.path)
+    assert {*plain.chunks} < {*read}
+    for file in plain.chunks:
+        for data in (plain.whole[file][:-1], plain.whole[file] + b"\0"):
+            read.clear()
+            with plain.changed(file, data):
+                check_found(plain, file, restore)
+            assert not {*plain.chunks}.intersection(read)
 
 
 def test_fingerprints_of_every_kind_of_array_are_computed_from_the_files(plain: Damaged) -> None:

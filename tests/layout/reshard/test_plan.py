@@ -254,6 +254,7 @@ def test_impossible_plans_are_refused() -> None:
             "expected itemsize, the bytes of one .* not 'float32'",
         ),
         ({"source_ids": [0.5, 1]}, TypeError, "source_ids must give a number for each .* float64"),
+        ({"itemsize": 0}, ValueError, "itemsize must be .*, not 0"),
         ({"source": HUGE, "target": HUGE}, ValueError, r"together have 2\*\*63 elements or more"),
         ({"source_ids": [1]}, ValueError, r"source_ids has the shape \(1,\), but the mesh"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
