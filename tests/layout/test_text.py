@@ -17,6 +17,7 @@ from gda.layout.text import (
     format_processes,
     join_some,
     shortened,
+    where_they_differ,
 )
 
 
@@ -109,3 +110,16 @@ def test_a_text_loses_its_middle_alone(text: str, most: int) -> None:
     first, _, last = short.partition("…")
     assert text.startswith(first)
     assert text.endswith(last)
+
+
+@given(st.text("ab", max_size=40), st.text("a", max_size=40), st.text("b", max_size=40))
+def test_texts_are_shown_where_they_differ(common: str, one: str, other: str) -> None:
+    texts, most = [common + one, common + "!" + other], 20
+    for text, shown in zip(texts, where_they_differ(texts, most), strict=True):
+        assert len(shown) <= most
+        middle = shown.strip("…")
+        assert shown[:1] == "…" or text.startswith(middle)
+        assert shown[-1:] == "…" or text.endswith(middle)
+        assert middle in text
+        assert (shown == text) == (max(map(len, texts)) <= most or middle == text)
+    assert len({*where_they_differ(texts, most)}) == 2

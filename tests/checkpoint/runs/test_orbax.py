@@ -67,6 +67,7 @@ def steps_of_orbax(tmp_path_factory: pytest.TempPathFactory) -> Path:
             manager.save(step, args=state, metrics={"loss": 0.5})
     (folder / "11.orbax-checkpoint-tmp-12").mkdir()
     (folder / "11.orbax-checkpoint-tmp-12/default").mkdir()
+    (folder / "11.orbax-checkpoint-tmp-12/default/_METADATA").touch()
     (folder / "9.orbax-checkpoint-tmp-10").mkdir()
     (folder / "other_10").mkdir()
     return folder
