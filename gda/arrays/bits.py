@@ -52,7 +52,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
             # XLA would compile a program for each device and shape, which takes longer.
             data = aligned_empty(shape, block.dtype)
             data[...] = np.asarray(block)[within]
-            # Else it would narrow 64 bits, and be a part of a program that is being traced.
+            # Else JAX narrows 64 bits, or makes this a part of a program that is being traced.
             with jax.enable_x64(True), jax.ensure_compile_time_eval():
                 return jax.device_put(data, block.sharding)
         if not is_narrow(block.dtype):

@@ -16,9 +16,9 @@ from gda.layout.spec import Shape, integers
 
 ALIGNMENT = 64  # bytes; JAX's CPU backend adopts memory that begins at a multiple of it
 
-# Small buffers share a slab: an allocation each costs more than filling it. So do those of medium
-# size: NumPy asks for huge pages from 4 MiB on. Memory of whole huge pages is filled from a file in
-# a quarter to a half of the time.
+# Small buffers share a slab, because an allocation costs more than filling it. Medium ones do too:
+# NumPy asks for huge pages from 4 MiB on, and a file is read into memory of whole huge pages in a
+# quarter to a half of the time.
 _SMALL_BELOW, _SMALL_SLAB_BYTES = 64 * 1024, 2**20
 _MEDIUM_BELOW, _MEDIUM_SLAB_BYTES = 4 * 2**20, 32 * 2**20
 HUGE_PAGE_BYTES = 2 * 2**20
@@ -57,7 +57,7 @@ class OwnedMemory(np.ndarray[Any, Any]):
 class Buffers:
     """Aligned buffers, in slabs that live as long as any of their buffers.
 
-    With ``are_kept``, they are needed together; else those of medium size are alone.
+    Without ``are_kept``, medium ones have memory of their own, which is freed with each.
     """
 
     def __init__(self, count: int, are_kept: bool = True) -> None:
@@ -82,16 +82,16 @@ class Buffers:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the process reuse freed memory of up to 31 MiB a block, which it else returns each time.
+    """Let the process reuse freed memory of up to 31 MiB a block.
 
-    Programs of XLA allocate their results anew in each call, and the kernel fills new pages with
-    zeros. glibc learns from the largest block that was freed, so freeing an unused one is enough.
+    Otherwise each call of an XLA program gets new pages for its results, which the kernel fills
+    with zeros. glibc learns from the largest block that was freed, so freeing an unused one does.
     """
     np.empty(31 * 2**20, np.uint8)  # it learns nothing from more than 32 MiB
 
 
 def _memory(nbytes: int) -> tuple[OwnedMemory, int]:
-    """Return memory, and the offset from which on so many of its bytes are aligned."""
+    """Return memory, and the offset in it at which ``nbytes`` aligned bytes begin."""
     alignment = ALIGNMENT if nbytes < _MEDIUM_BELOW else HUGE_PAGE_BYTES
     memory = OwnedMemory(nbytes + alignment, np.uint8)
     return memory, -memory.ctypes.data % alignment

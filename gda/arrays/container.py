@@ -1,6 +1,6 @@
-"""The base of both containers: one ``jax.Array`` with its layout, shards, life, moves and copies.
+"""The base of both containers: a ``jax.Array`` with its layout, shards, moves and copies.
 
-Methods import what builds, moves and digests arrays, so that a jitted call loads none of it.
+Methods import the code that builds, moves and digests arrays, so that a jitted call loads none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BlockCallback = Callable[[Index], BlockLike] | Callable[[Index, AnyNDArray], obj
 
 
 def _if_shared(given: dict[str, Any]) -> Any:
-    """Return ``among`` of a method: all processes, if several processes have parts of the array."""
+    """Return the processes that a method needs: all, if several have parts of the array."""
     devices = given["self"].array.sharding.device_set
     return () if len({device.process_index for device in devices}) > 1 else None
 
@@ -78,12 +78,12 @@ class Container:
 
     @property
     def _is_inert(self) -> bool:
-        """True around something that is no array, which a function of trees put here."""
+        """True for a container of something that is no array, put here by a function of trees."""
         return not is_array_or_shape(self.array)
 
     @classmethod
     def _padding(cls, fill: object) -> dict[str, Any]:
-        """Return the options of the functions that build an array, for its padding."""
+        """Return the options for padding of the functions that build an array."""
         if fill is not None:
             raise TypeError(f"a {cls.__name__} has no padding; omit fill=, or use gda.PaddedArray")
         return {}
@@ -195,8 +195,8 @@ class Container:
             bfloat16, this is the type of these bytes.
           read_once: ``True`` reads what several processes need in one of them only, large blocks in
             parts by all of them, and sends it to the others. All processes with devices of the mesh
-            must call this, with the same ``max_bytes``. Until all is exchanged, the host holds
-            these blocks, and at most ``max_bytes``, by default 256 MiB, that only others need.
+            must call this, with the same ``max_bytes``. Until the exchange, the host holds these
+            blocks, and at most ``max_bytes``, by default 256 MiB, of parts for other processes.
           max_workers, max_bytes, progress, retry: as in ``from_callback``, but by default large
             memory maps and safetensors are read by a thread for each core, at most 32, and a
             TensorStore makes 32 reads at a time. ``max_bytes`` also limits the memory to split what
@@ -300,7 +300,7 @@ class Container:
         object.__setattr__(self, slot, shards)
         return shards
 
-    # Its life on the devices.
+    # Its data on the devices.
 
     def block_until_ready(self) -> Self:
         """Wait until the data is there, and return the container."""
@@ -323,14 +323,14 @@ class Container:
         return array
 
     def _real(self, in_jit: str = OUTSIDE) -> jax.Array:
-        """Return the array as ``_live`` does, also one that was deleted."""
+        """Return the array as ``_live``, even if it was deleted."""
         if is_tracer(self.array):
             raise traced_error("the array", in_jit)
         if not isinstance(self.array, jax.Array):
             raise not_an_array_error(self.array)
         return self.array
 
-    # Moving it, and comparing it without that. These three communicate.
+    # Moves and comparisons, which communicate.
 
     @communicates("reshard", lambda given: [given["self"], given["mesh_or_spec"]])
     def reshard(
@@ -459,7 +459,7 @@ class Container:
         return describe(self.array, type(self).__name__, self._shape_if_padded)
 
     def _repr_html_(self) -> str | None:
-        """Return the picture for a notebook, without a look at data; None if there is none."""
+        """Return the picture for a notebook, which reads no data; None if there is none."""
         from gda.show.markup import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)

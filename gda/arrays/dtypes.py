@@ -59,7 +59,7 @@ def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
 
 
 def jax_dtype(dtype: Any, index: Index | None = None) -> Any:
-    """Return ``narrowed_dtype`` of a block; of the dtype that was asked for, with a warning."""
+    """Return ``narrowed_dtype`` of a block; without ``index``, that of a user's dtype, and warn."""
     if dtype in KEPT_DTYPES or is_extended(dtype):
         return dtype
     if index is not None:

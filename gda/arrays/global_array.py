@@ -36,7 +36,7 @@ def unwrapped(tree: Any) -> Any:
         return tree
     leaves, structure = jax.tree.flatten(tree, lambda node: isinstance(node, GlobalArray))
     if not any(isinstance(leaf, GlobalArray) for leaf in leaves):
-        return tree  # perhaps a static argument, which must stay the object that it is
+        return tree  # perhaps a static argument, which must stay the same object
     return structure.unflatten(map(unwrapped, leaves))
 
 
@@ -50,7 +50,7 @@ class _At:
         return self._at[unwrapped(key)]
 
 
-# Type checkers take a container for an array, as functions of ``jnp`` do. So they know the members
+# Type checkers take a container for an array, as functions of ``jnp`` do, so they know the members
 # that the loop below adds.
 if TYPE_CHECKING:
     from jax import Array as _LikeArray
@@ -335,13 +335,13 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)
 
 
-# Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's
-# part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
+# Members of JAX's arrays that a container must not have: the array frees the memory, and NumPy
+# would prefer a buffer to `__array__`, which knows what this process can give.
 _NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__", *dir(GlobalArray)} - {
     *("__ne__", "__lt__", "__le__", "__gt__", "__ge__")  # comparisons, which every object has
 }
 
-# They compute nothing, so a data callback may ask them too.
+# These compute nothing, so a data callback may use them too.
 _QUESTIONS = {
     *("__len__", "aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
     *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
@@ -362,7 +362,7 @@ def _attributes_of_arrays() -> dict[str, Any]:
 
 
 def _delegating(name: str, of_jax: Any) -> Any:
-    """Return a property or a method that asks the array inside, which is an array or a tracer."""
+    """Return a property or a method that delegates to the array, which may be a tracer."""
     about = (of_jax.__doc__ or "").partition("\n\n")[0].strip()
     doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
     is_question = name in _QUESTIONS
@@ -389,8 +389,8 @@ for _name, _of_jax in _attributes_of_arrays().items():
         setattr(GlobalArray, _name, _delegating(_name, _of_jax))
 
 
-# As a dataclass, which JAX opens without a function of Python: with one, a call with 100 containers
-# takes 1.4 times that with the raw arrays, and as a dataclass 1.2 times. JAX makes containers by
+# A dataclass, which JAX flattens without a function of Python: with one, a call with 100 containers
+# takes 1.4 times as long as with raw arrays, as a dataclass 1.2 times. JAX makes containers by
 # calling `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in all checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
 jax.export.register_pytree_node_serialization(

@@ -1,6 +1,6 @@
-"""Arrays with data in this process, and the errors of arrays without, one for each reason.
+"""Arrays with data in this process, and an error for each reason to have none.
 
-Also the mark of a thread that runs a data callback, which may compute with some arrays only.
+Also the mark of threads that run a data callback, which may compute only with some arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ data_callbacks = _DataCallbacks()
 
 
 def called_for_data(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call what calls a data callback, with the mark of it."""
+    """Call a function that calls a data callback, with the mark of it."""
     # Not as a context: a signal handler may raise in ``__exit__`` before its first line, and
     # nowhere between ``try`` and ``finally`` here, where no function of Python begins or ends.
     before = data_callbacks.depth
@@ -47,7 +47,7 @@ def called_for_data(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 def live(array: Any, otherwise: str = "") -> jax.Array:
     """Return an array with its data; that of a container is ``container._live()``.
 
-    ``otherwise`` tells the user what to do with what is no array.
+    ``otherwise`` tells the user what to do with anything that is no array.
     """
     if real(array, otherwise).is_deleted():
         raise deleted_error(array, "jax.Array")
@@ -55,7 +55,7 @@ def live(array: Any, otherwise: str = "") -> jax.Array:
 
 
 def real(array: Any, otherwise: str = "") -> jax.Array:
-    """Return an array as ``live`` does, also one that was deleted."""
+    """Return an array as ``live``, even if it was deleted."""
     if is_tracer(array):
         raise traced_error("the array")
     if not isinstance(array, jax.Array):
@@ -64,7 +64,7 @@ def real(array: Any, otherwise: str = "") -> jax.Array:
 
 
 def usable(content: Any) -> jax.Array:
-    """Return what a container holds, for computing: an array with its data, or a tracer."""
+    """Return the content of a container to compute with: an array with its data, or a tracer."""
     # Asking a tracer would raise. An array of NumPy has nothing to ask.
     if is_tracer(content):
         return content
@@ -81,7 +81,7 @@ def is_array_or_shape(content: object) -> bool:
 
 
 def traced_error(name: str, in_jit: str = OUTSIDE) -> UnexpectedTracerError:
-    """Return the error for a traced array: the class that JAX raises, a ``TypeError``."""
+    """Return JAX's error for a traced array, which is a ``TypeError``."""
     return UnexpectedTracerError(f"{name} is being traced, so it has no data; {in_jit}")
 
 

@@ -1,6 +1,6 @@
 """The container for shapes that the mesh does not divide: ``PaddedArray``.
 
-Its shape is a static part of the pytree, so a jitted call costs more than of a ``GlobalArray``.
+Its shape is a static part of the pytree, so a jitted call costs more than with a ``GlobalArray``.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) -> State:
-    """Return array and layout in terms that any process can read.
+    """Return array and layout in a form that any process can read.
 
     ``shape`` is that of the array without padding, if it has padding.
     """

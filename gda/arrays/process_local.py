@@ -78,7 +78,7 @@ def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
 
 
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
-    """Return True if an array of this shape, sharded as a padded grid is, has its elements.
+    """Return True if an array of this shape has all elements and padding of a padded grid.
 
     XLA replicates some results, whose padding is then more than that of the grid.
     """

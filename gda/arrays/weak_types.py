@@ -1,7 +1,7 @@
 """Weak types, which operations of arrays keep and JAX's constructors of sharded arrays lose.
 
 A weak type gives way to the other operand, as a Python number does. A tree that comes back without
-those that it had makes a jitted step another program, whose results have other dtypes.
+its weak types makes a jitted step another program, whose results have other dtypes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gda.mesh import own_settings
 
 
 def is_weak(leaf: Any) -> bool:
-    """Return True for an array, or its shape and dtype, of a weak type."""
+    """Return True for an array of a weak type, or a ``ShapeDtypeStruct`` of one."""
     return bool(getattr(leaf, "weak_type", False))
 
 

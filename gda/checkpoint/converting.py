@@ -64,7 +64,7 @@ def convert(
 ) -> Converted:
     """Write the tree at a path into other files: all of it, or nothing.
 
-    At the target is nothing, or an empty folder. ``kind`` is by default that of the target's name.
+    The target is new, or an empty folder. ``kind`` is by default that of the target's name.
     ``at`` is the path of a subtree at the source, with slashes. ``merge`` is as for ``restore``;
     then ``change`` takes the tree, with a ``LazyArray`` for each array, and returns the tree to
     write. ``skip`` omits leaves that the files cannot hold, which are an error otherwise. ``dtype``
@@ -93,7 +93,7 @@ def convert(
         wanted = dtype_of_floats(dtype)
         tree = jax.tree.map(partial(_cast, wanted), tree, is_leaf=is_container)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
-    # All sources of an opened tree are read by any thread.
+    # Any thread may read the sources of an opened tree.
     workers = options_for(store, Options(), least=4).max_workers
     options: dict[str, Any] = {"max_workers": workers, "progress": progress}
     if kind is FileKind.CHECKPOINT:
@@ -178,7 +178,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _cast(dtype: np.dtype[Any], leaf: Any) -> Any:
-    """Return an array in the dtype that it has where floats are cast to one dtype."""
+    """Return an array in the dtype that it has when floats are cast to ``dtype``."""
     if not _is_array(leaf) or are_keys(leaf):
         return leaf
     wanted = dtype_in_tree(leaf.dtype, dtype)
@@ -186,7 +186,7 @@ def _cast(dtype: np.dtype[Any], leaf: Any) -> Any:
 
 
 def _number_as_array(leaf: Any) -> Any:
-    """Return a number as an array without dimensions, which safetensors files can hold."""
+    """Return a number as an array without dimensions, for safetensors files."""
     return np.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf
 
 

@@ -290,7 +290,7 @@ def _described(leaf: Leaf) -> tuple[str, str, str]:
 
 
 def _facts_of(leaf: Leaf) -> dict[str, Any]:
-    """Return a leaf for JSON, without its path; a value that JSON does not have is its text."""
+    """Return a leaf for JSON, without its path; values that JSON does not have are texts."""
     if isinstance(leaf, ValueLeaf):
         value: Any = leaf.value
         is_known = isinstance(value, bool | str) or (

@@ -1,4 +1,4 @@
-"""A save in the background: its thread, and the failures that the program did not hear of."""
+"""A save in the background: its thread, and failures that ``result`` has not raised."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from gda.layout.boundary import public, set_module
 from gda.multihost.meeting import forget
 
-# Saves that failed in the background without a call of result().
+# A line for each failure that result() has not raised.
 _unheard: list[str] = []
 
 
 def unheard_failures() -> list[str]:
-    """Return a line for each save that failed in the background without a call of result()."""
+    """Return a line for each failure of a save that ``result`` has not raised."""
     return [f"{failure}; the program did not call result() of it" for failure in _unheard]
 
 
@@ -79,7 +79,7 @@ class Pending:
         caller_goes_on = threading.Event()
 
         def run() -> None:
-            # Or its start would hold the caller, up to 5 ms, while this thread has the GIL.
+            # Otherwise this thread may take the GIL, and delay the caller by up to 5 ms.
             caller_goes_on.wait()
             try:
                 work()

@@ -191,7 +191,7 @@ def restore(
 
 @dataclass
 class _Restore:
-    """A restore. Its methods stand in the order in which they run.
+    """A restore, whose methods are its steps in their order.
 
     With ``read_once``, the processes of ``together`` run them together.
     """
@@ -201,7 +201,7 @@ class _Restore:
     options: Options
     request: Request
     timeout: float
-    # The processes that read each chunk in one of them.
+    # The processes that read each chunk once for all of them.
     together: tuple[int, ...] = field(default=(), init=False)
 
     def tree(self) -> Any:
@@ -224,7 +224,7 @@ class _Restore:
         if self.options.read_once:
             self.together = processes_together(self.wanted.arrivals)
         try:
-            # Before the processes meet, so that all hear of a damaged file of one of them.
+            # Before the processes meet, so that all learn of a damaged file of one process.
             for leaf in self.wanted.per_process:
                 value_of = functools.partial(self.files.value_of, leaf)
                 self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf, value_of))
@@ -250,7 +250,7 @@ class _Restore:
         return wanted.tree()
 
     def _value_of(self, leaf: PerProcessLeaf, value_of: Callable[[int], Any]) -> Any:
-        """Return the value of this process; of other processes than now, they are merged."""
+        """Return the value of this process, merged if another number of processes saved it."""
         merge, here = self.request.merge, jax.process_index()
         saved, count = len(leaf.files), jax.process_count()
         if saved == count or merge is None:
@@ -266,17 +266,14 @@ class _Restore:
     def _compare_calls(self) -> None:
         arguments = {
             "checkpoint": self.files.manifest.data,
-            # It decides what is read in one go.
+            # It decides the groups.
             "max_bytes": self.options.max_bytes if self.together else None,
         }
         seconds = min(self.timeout, timeout_of_calls())
         check_same_call(_NAME, self.wanted.layouts, arguments, self.together, seconds)
 
     def _read_all(self, options: Options) -> None:
-        """Read the chunks that this process needs, or those of all that read together.
-
-        As many arrays at a time as the bound on memory allows.
-        """
+        """Read the needed chunks, of as many arrays at a time as the bound on memory allows."""
         manifest, together = self.files.manifest, self.together
         groups = [(group, uses_of(group, manifest)) for group in self._groups(options)]
         chunks = [chunk for _, uses in groups for chunk in uses]
@@ -291,12 +288,12 @@ class _Restore:
                     self._read_once(group, options, arrived)
                 else:
                     read_chunks(self.files, uses, options, arrived)
-                arrived(*uses)  # also those that other processes have read
+                arrived(*uses)  # those that other processes have read too
                 _finish(group)
 
     def _groups(self, options: Options) -> list[list[Arrival]]:
         """Return the arrays in groups, the same in all processes that read together."""
-        # The bytes that only pass through the host; memory that becomes an array needs no bound.
+        # Only bytes that pass through the host: memory that becomes an array needs no bound.
         every, together = self.wanted.arrivals, self.together
         sizes = [each.most_passing_nbytes if together else each.passing_nbytes for each in every]
         return [*groups_within(every, sizes, options.max_bytes)]
@@ -310,7 +307,7 @@ class _Restore:
     def _read_once(
         self, group: Sequence[Arrival], options: Options, arrived: ArrivedChunks
     ) -> None:
-        """Read the chunks that this process reads for itself and for others, and send them."""
+        """Read the chunks of this process, for itself and others, and exchange them."""
         shared = shared_reads(self.files.manifest, group, self.together)
         with watching(_NAME, self.together) as watch:
             self.files.check_sizes([*shared.own], options)
@@ -319,7 +316,7 @@ class _Restore:
 
 
 def _reads(arrival: Arrival, leaves: Mapping[Path, Any]) -> Iterator[tasks.Task]:
-    """Yield the reads of the blocks of an array of an opened tree: what they share is read once."""
+    """Yield the reads of an array of an opened tree; elements of several blocks are read once."""
     leaf, itemsize = leaves[arrival.record.path], arrival.record.dtype.itemsize
     source = jax.random.key_data(leaf) if are_keys(leaf) else leaf
     chunks, box_bytes = source_of(source).chunks, source_of(source).read_bytes
@@ -343,5 +340,5 @@ def _finish(group: Sequence[Arrival]) -> None:
     for arrival in group:
         with noting_path(arrival.record.path):
             arrival.finish()
-    # The blocks on the host must live until they are transferred.
+    # Blocks on the host must live until they are transferred.
     jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])

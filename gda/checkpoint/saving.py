@@ -68,12 +68,12 @@ from gda.trees.records.saved_leaves import (
 T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
-# Files. Most wait for the disk, together: fsync of one waits for the data of others in the journal
+# Files. Most wait for the disk together: fsync of one waits for the data of others in the journal
 # of ext4. With 8, it was idle four times in 512 MiB while all copied.
 _AT_A_TIME = 32
 
 _NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
-# In place of a base that cannot be read: it has no array, and another name than a readable one.
+# Stands for a base that cannot be read: no arrays, and a name that no readable one has.
 _EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={})
 
 # All processes raise these, because a caller may want to catch them.
@@ -219,15 +219,15 @@ def in_background(
     after: Callable[[CommittedSave, float], None] = lambda written, free_since: None,
     failed: Callable[[], None] = lambda: None,
 ) -> Pending:
-    """Go on with a save that has begun, in a thread, which leaves the ``stack`` with its context.
+    """Finish a save that has begun in a thread, which also closes the ``stack`` with its context.
 
-    It calls ``failed``; or in process 0, when the checkpoint is complete, ``after`` with the time
-    since which the caller goes on.
+    After an error it calls ``failed``. When the checkpoint is complete, process 0 calls ``after``
+    with the time since which the caller goes on.
     """
     taken = saving.take(begun, keeps=True)
     pending = Pending(saving.store.url)
     free_since = time.monotonic()
-    # After Ctrl-C, this thread must not remove what the other one writes.
+    # After Ctrl-C, this thread must not remove the files that the other one writes.
     left = stack.pop_all()
 
     def finish() -> None:
@@ -240,7 +240,7 @@ def in_background(
         if jax.process_index() == 0:
             after(written, free_since)
 
-    # Threads of this name communicate.
+    # By its name, the thread is known to communicate.
     pending._start(finish, f"gda-save-{begun.claim.data}")
     error = taken.share.exception()
     if error is not None and not isinstance(error, Exception):
@@ -296,7 +296,7 @@ class CommittedSave(NamedTuple):
 
 
 class Save:
-    """One save, in this process. Its methods stand in the order of its steps.
+    """A save, whose methods are its steps in their order.
 
     Each step takes what the one before returned. ``begin`` and ``commit`` are one meeting each: all
     processes succeed, or all raise. So is ``take`` if something is left to compare, and ``link`` if
@@ -348,11 +348,11 @@ class Save:
         timeout: float,
         shared: tuple[type[Exception], ...],
     ) -> tuple[Begun | None, Any]:
-        """Do as ``begin``, if process 0 decides so.
+        """Begin as ``begin``, if process 0 decides so.
 
         Args:
-          decide: called in process 0 with what all bring, if they agree and before it claims the
-            path. Returns False to begin nothing, and a value of JSON for all, which this returns.
+          decide: called in process 0 with the ``brings`` of all processes, before it claims the
+            path. Returns False to begin nothing, and a value of JSON that this returns in all.
           brings: a value of JSON for ``decide``.
           timeout: seconds to wait for the others.
           shared: as for ``all_do``.
@@ -455,10 +455,10 @@ class Save:
         return self.link(taken, keeps=True) if links_first else taken
 
     def _take(self, begun: Begun, keeps: bool) -> tuple[Share, dict[str, Any]]:
-        """Return the part of this process, and what process 0 compares."""
+        """Return the part of this process, and the values that process 0 compares."""
         if begun.looks and not sees(partial(self._sees, begun.claim)):
             return Share(()), {"sees": False}
-        # Only now: a process that waits for arrays, which it computes with others, cannot meet.
+        # Only now: a process cannot meet while it waits for arrays that it computes with others.
         wait_for_arrays(self._name, [x.array for x in begun.given if isinstance(x, GivenLeaf)])
         share, values = Share(with_blocks(begun.given)), {}
         if begun.compares:
@@ -560,7 +560,7 @@ class Save:
         share: Callable[[T], Any] = lambda mine: mine,
         timeout: float = 0,
     ) -> Done[T]:
-        """Do a step of all processes; ``decide`` gets what they ``share`` in process 0."""
+        """Do a step of all processes; ``decide`` takes their ``share``s in process 0."""
         return all_do(
             work,
             share=share,
@@ -576,7 +576,7 @@ class Save:
         self._held.__exit__(*error)
 
     def _undo(self, data: str, _: object, error: BaseException | None, __: object) -> None:
-        """Remove the new data after an error, before other saves may come."""
+        """Remove the new data after an error, before other saves may begin."""
         if error is not None and not self._may_be_committed:
             with contextlib.suppress(Exception):
                 self.store.remove(data)
@@ -586,7 +586,7 @@ class Save:
 
 
 def _tried(work: Callable[[], T]) -> Future[T]:
-    """Do the part of this process; of several, the others hear its error at the next meeting."""
+    """Run ``work``; with other processes, keep its error for the next meeting."""
     tried: Future[T] = Future()
     try:
         tried.set_result(work())
@@ -615,7 +615,7 @@ def _manifest(begun: Begun, arrays: Sequence[StoredArray], leaves: Sequence[Leaf
 
 @dataclass(frozen=True)
 class _Claim:
-    """The directory of a save; in process 0 also what it has found at the path."""
+    """The directory of a save; in process 0 also the state of the path before."""
 
     data: str  # a new directory
     replaced: tuple[str, ...] = ()  # names at the top level, to remove after the commit

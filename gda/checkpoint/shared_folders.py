@@ -1,6 +1,6 @@
-"""A folder that must be the same for all processes: what one makes there, the others see.
+"""A check that a folder is the same for all processes: each sees the files of the others.
 
-A network file system may show it late.
+A network file system may show them late.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_known(url: str) -> bool:
 
 
 def sees(look: Callable[[], bool]) -> bool:
-    """Return True as soon as ``look`` does; False after the time that a file may be late."""
+    """Return True as soon as ``look`` does; False if a file is later than it may be."""
     limit = time.monotonic() + LATE_SECONDS
     while not look():
         if time.monotonic() > limit:
@@ -47,7 +47,7 @@ def check_all_see(url: str, blind: Collection[int]) -> None:
 
 
 def note_of_folder(error: Exception, store: Store) -> None:
-    """Note a likely reason why this process, of several, does not find a checkpoint."""
+    """Note a likely reason why one of several processes does not find a checkpoint."""
     if jax.process_count() > 1 and not store.is_remote:
         error.add_note(
             f"gda: this is process {jax.process_index()}. If others find it, {store.url} is not "

@@ -1,4 +1,4 @@
-"""The tree at a path, of whatever kind: a checkpoint, safetensors files or an Orbax run."""
+"""The tree at a path of any kind: a checkpoint, safetensors files or an Orbax run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OpenedTree(NamedTuple):
 
 
 def open_tree(path: Any, timeout: float, like: Any = None, all_items: bool = False) -> OpenedTree:
-    """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
+    """Return the tree at a path; only PRNG keys and numbers are read now.
 
     ``path`` and ``timeout`` are as for ``checkpoint.save``. If ``like`` has a child for some items
     of an Orbax run, the tree is the dict of these items; with ``all_items``, of all if there are
@@ -68,7 +68,7 @@ def open_tree(path: Any, timeout: float, like: Any = None, all_items: bool = Fal
 
 
 def recorded(opened: OpenedTree) -> tuple[RecordedTree, dict[Path, Any]]:
-    """Return an opened tree as it would be recorded in a checkpoint, and its leaves by path."""
+    """Return the records that an opened tree would have in a checkpoint, and its leaves by path."""
     structure, leaves = flatten(opened.tree)
     records: list[Leaf] = []
     for path, leaf in leaves:
@@ -89,7 +89,7 @@ class ValuesOfProcesses:
     """The values of an item of JSON, one for each process, each read when it is asked for."""
 
     item: JsonItem
-    like: Any  # a value of the class that the caller wants: bytes and str have the text
+    like: Any  # a value of the wanted class: bytes and str get the text
 
     def __call__(self, process: int) -> Any:
         text = self.item.text(process)

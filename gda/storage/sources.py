@@ -280,10 +280,10 @@ def _elements(block: jax.Array, index: Index) -> Any:
 
 
 def apart(data: jax.Array) -> jax.Array:
-    """Return the buffer of a single-device array as another array, which takes some microseconds.
+    """Return another array with the buffer of a single-device array, in some microseconds.
 
-    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
-    long as the whole: without this, all that was ever copied would stay on the host.
+    JAX keeps a copy on the host with the array that was asked for it, and a shard lives as long as
+    its whole. Without this, all that was ever copied would stay on the host.
     """
     return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
 

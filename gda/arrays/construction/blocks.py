@@ -48,11 +48,11 @@ LARGE_BYTES = 2**20
 
 
 class BorrowedBlock(np.ndarray[Any, Any]):
-    """A block in memory that other code can reach: it must be on its devices before that runs."""
+    """A block in memory that other code can change, so it is sent before that code runs."""
 
 
 def check_in_callback(array: Any) -> None:
-    """Raise ``ValueError`` if a data callback, which runs, may not compute with an array.
+    """Raise ``ValueError`` if a data callback runs that may not compute with an array.
 
     Processes would compute slices of it in one program, each with another index: wrong values.
     """
@@ -150,7 +150,7 @@ class BlockReader:
         try:
             for index in indices:
                 value, references = _called(callback, index)
-                # The usual block first: in a loop over batches every microsecond here is felt.
+                # The usual block first: each microsecond here counts in a loop over batches.
                 if (
                     references <= _ONE_REFERENCE
                     and type(value) is np.ndarray
@@ -163,7 +163,7 @@ class BlockReader:
                     block = self.settle(index, value, references)
                     blocks.append(block)
                     if block is value and self.copy is None and not self._align:
-                        usual = value.dtype  # a fresh block of it needs nothing done to it
+                        usual = value.dtype  # a new block of this dtype may be kept as it is
         except Exception as error:
             self.note(error, index)
             raise
@@ -176,7 +176,7 @@ class BlockReader:
             error.add_note(f"{known}{format_index(index)} of {self.grid!r}")
 
     def check_unused(self, index: Index, value: Any) -> None:
-        """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
+        """Raise ``ValueError`` or ``TypeError`` if an unused value could not be a block."""
         if not hasattr(value, "shape"):
             stands_for = getattr(value, "__jax_array__", None)
             value = stands_for() if stands_for else as_numpy(value, index)
@@ -209,7 +209,7 @@ class BlockReader:
         return self.read(filled, indices)
 
     def settle(self, index: Index, value: object, references: int) -> Block:
-        """Return a block that JAX may keep, made of a value with so many references to it."""
+        """Return a block that JAX may keep, made of a value that ``references`` refer to."""
         is_sole = references <= _ONE_REFERENCE
         if type(value) is not np.ndarray:
             value = settled(value)
@@ -263,7 +263,7 @@ class BlockReader:
         return out
 
     def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
-        """Return an array of one device, of the dtype asked for; of one on CPU perhaps NumPy's."""
+        """Return a single-device array in the wanted dtype; on CPU perhaps as a NumPy array."""
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.wanted_dtype or value.dtype):
             raise self.keys_error(index, value.dtype)
@@ -287,7 +287,7 @@ class BlockReader:
         return value.astype(self.dtype)
 
     def _own(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
-        """Return a block that lives on when others that share its memory are deleted."""
+        """Return a block that stays valid when arrays that share its memory are deleted."""
         is_whole = value.shape == self.shape
         if is_whole and (self.copy is False or (is_sole and not self.copy)):
             return value
@@ -335,7 +335,7 @@ class BlockReader:
         return out
 
     def borrows(self, value: np.ndarray[Any, Any]) -> bool:
-        """Return True if a block in memory of others is sent from there, without a copy."""
+        """Return True if a block is sent from memory that other code can change."""
         return self._borrows and value.nbytes >= LARGE_BYTES
 
     def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
@@ -404,7 +404,7 @@ def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
 
 
 def _called(callback: Callable[[Index], object], index: Index) -> tuple[Any, int]:
-    """Return what a callback returns, and the number of references to it."""
+    """Return the result of a callback, and the number of references to it."""
     value = callback(index)
     references = sys.getrefcount(value) + getweakrefcount(value)
     return value, references

@@ -76,11 +76,11 @@ class Filling:
         self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     def tasks(self, numbers: Iterable[int]) -> Iterator[Task | AsyncTask]:
-        """Yield the tasks that read some blocks of this process alone, and hand them on."""
+        """Yield the tasks that read some blocks of this process alone, and place them."""
         options, source = self._options, self._source
         box_bytes, group_bytes = source.read_bytes, None
         if options.max_bytes is not None and not isinstance(source, AsyncSource):
-            # Of a round, most is for the blocks.
+            # Most of a round's memory is for the blocks.
             parts = 8 if self._has_rounds else options.max_workers or source.workers
             box_bytes = min(box_bytes, max(options.max_bytes // parts, READ_BYTES))
         if options.max_bytes is not None and self._has_rounds:
@@ -106,7 +106,7 @@ class Filling:
                 held = sum(self._size(number) for number in blocks) * self._dtype.itemsize
                 yield self.task(moves, partial(self._finish, moves), held)
                 continue
-            # Several threads or reads of a library can have part in a group. A thread fills huge
+            # Several threads may share the reads of a group. A thread fills huge
             # pages alone: two that touch one first would both clear it.
             most = len(blocks) * HUGE_PAGE_BYTES if source.is_local else 0
             for some in groups_within(moves, map(self._nbytes_of_parts, moves), most):
@@ -118,7 +118,7 @@ class Filling:
         finish: Callable[[], Transfer | None] = lambda: None,
         held: int = 0,
     ) -> Task | AsyncTask:
-        """Return the task that reads some boxes; it holds so many bytes beside them."""
+        """Return the task that reads some boxes; it needs ``held`` bytes beside them."""
         itemsize, beside = self._source.dtype.itemsize, self._source.buffer_bytes
         boxes_bytes = [math.prod(sizes_of(move.box)) * itemsize for move in moves]
         if not isinstance(self._source, AsyncSource):
@@ -138,7 +138,7 @@ class Filling:
     def _nbytes_of_parts(self, move: Move) -> int:
         return move.num_elements * self._source.dtype.itemsize
 
-    # In any thread.
+    # Methods for any thread.
 
     def memory_of(self, part: Part) -> _Memory:
         if part.block < len(self._indices):
@@ -191,7 +191,7 @@ class Filling:
             read = self._source.read(move.box, empty)
             if read is out and out is not None:
                 return buffer
-            # It may have another dtype than the source if the user asked for one.
+            # If the user asked for a dtype, that of the source does not matter.
             any_dtype = self._is_cast or self._reader.wanted_dtype is not None
             block = checked_block(self._source, move.box, read, any_dtype)
         except Exception as error:
@@ -219,7 +219,7 @@ class Filling:
         if part.block < len(self._indices):
             self._pending.note_where(self._indices[part.block], error)
 
-    # Reads in the threads of a library, which the caller's thread begins and finishes.
+    # Reads in threads of a library, begun and finished in the caller's thread.
 
     def _begin(
         self, source: AsyncSource, moves: Sequence[Move], begun: list[_BegunRead]
@@ -252,17 +252,17 @@ class Filling:
                 self._note_block(read.move.parts[0], error)
                 return
 
-    # In the caller's thread.
+    # Methods for the caller's thread.
 
     def drop_staged(self) -> None:
-        """Let go of the parts that were read for others."""
+        """Release the memory of parts that were read for other processes."""
         self._staged.clear()
 
     def _size(self, number: int) -> int:
         return math.prod(sizes_of(self._pending.plan.boxes[number]))
 
     def arrived(self, moves: Iterable[Move]) -> list[int]:
-        """Count the elements that moves have brought; return the blocks that are whole now."""
+        """Count the elements that moves have read; return the blocks that are complete now."""
         whole: list[int] = []
         itemsize = self._source.dtype.itemsize
         for part in [part for move in moves for part in move.parts]:
@@ -279,7 +279,7 @@ class Filling:
         return whole
 
     def keep(self, number: int) -> Transfer | None:
-        """Hand on a whole block, unless it was sent from the memory of the source."""
+        """Place a complete block, unless it was sent from the memory of the source."""
         memory = self._memory.pop(number, None)
         return None if memory is None else self._pending.keep_filled(number, memory)
 

@@ -1,4 +1,4 @@
-"""From callbacks, sources and device buffers to one ``jax.Array``: the constructors."""
+"""The constructors of one ``jax.Array``: from callbacks, sources and device buffers."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def array_from_batched_callback(
     if plan.devices:
         found = called_for_data(data_callback, list(plan.indices))
         returned = _returned_blocks(found, plan, reader)
-        del found  # of whose blocks the reader may be the only holder
+        del found  # so that only the reader refers to the blocks
         blocks = reader.read(lambda _: next(returned), plan.distinct)
-        next(returned, None)  # looks at the last replicas
+        next(returned, None)  # checks the last replicas
     return reader.place(blocks)
 
 
@@ -156,7 +156,7 @@ def array_from_device_buffers(
 
 
 def _is_small(plan: LocalBlocks) -> bool:
-    """Return True if blocks are small in any dtype, and so would be sent with the last of them."""
+    """Return True if blocks are small in any dtype, so that all are sent together."""
     return math.prod(plan.grid.shard_shape) * 16 < LARGE_BYTES
 
 
@@ -179,7 +179,7 @@ def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> I
     """Yield the blocks that a batched callback returned, the first of each index.
 
     An iterator may make all blocks in one buffer, so each is settled before the next is asked for.
-    Of a list each is let go of as it is taken, which may leave the reader as its only holder.
+    The blocks of a list are released one by one, so that the reader may be their only owner.
     """
     count = len(plan.indices)
     take: Callable[[], Any]

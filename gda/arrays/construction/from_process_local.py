@@ -55,7 +55,7 @@ def array_from_process_local(
     local = as_array(local_data)
     plan = _plan_for(local, mesh, spec, global_shape)
     whole = plan.whole
-    # The usual leaf of a batch first: in a loop over steps every microsecond here is felt.
+    # The usual leaf of a batch first, because each microsecond here counts in a loop over steps.
     if (
         dtype is None
         and copy is None
@@ -85,7 +85,7 @@ def _placed(
     if isinstance(local, jax.Array):
         if plan.sharding is not None and _stays_on_devices(local):
             return _from_pieces(local, plan.sharding, reader)
-        # On the CPU this is the memory of the array, which is not for others to keep.
+        # On CPU this is the memory of the array itself, so a block must be a copy.
         local, reader.copy = np.asarray(local), reader.copy or None
     if reader.wanted_dtype is None and type(local) is np.ndarray:
         try:
@@ -99,7 +99,7 @@ def _placed(
 
 
 class BatchBuffers:
-    """The state that the leaves of a tree share while they are built; at the end all are done."""
+    """The state that the leaves of a tree share while they are built; its end waits for all."""
 
     def __init__(self, leaves: int) -> None:
         self.buffers = Buffers(leaves)  # small leaves share their memory
@@ -114,9 +114,9 @@ class BatchBuffers:
 
 
 class _LocalPlan:
-    """The places of the blocks of this process in its local data, as ``indices``.
+    """The blocks of this process, and their ``indices`` within its local data.
 
-    ``sharding`` is that of the local array; ``None`` if that is not what the local data is.
+    ``sharding`` is that of the local array; ``None`` if the local data is something else.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class _LocalPlan:
         rows = len(self.indices) * block[0] if block else 0
         self.is_in_rows = 0 not in local_shape and local_shape == (rows, *block[1:])
         self.alignment = ALIGNMENT * len(self.indices)
-        # A block that several devices hold JAX would copy for each of them.
+        # JAX would copy a block once for each device that holds it.
         is_one_each = len(self.whole.distinct) == len(self.whole.devices)
         is_near = self.whole.is_in_default_memory
-        # Accelerators take no memory of the host as their own.
+        # Accelerators never adopt memory of the host.
         self._is_always_copied = is_near and self.whole.devices[0].platform != "cpu"
         self._may_be_copied_by_jax = is_near and self.is_in_rows and is_one_each
         self.sharding: NamedSharding | None = None
@@ -203,7 +203,7 @@ def _blocks_at_once(
 
 
 def as_array(local_data: Any) -> Any:
-    """Return a ``jax.Array``, or a NumPy array whose memory other code may use."""
+    """Return local data as a ``jax.Array``, or as a NumPy array that other code may change."""
     if type(local_data) is np.ndarray:
         return local_data
     if not isinstance(local_data, jax.Array) and hasattr(local_data, "__jax_array__"):
@@ -227,8 +227,8 @@ def as_array(local_data: Any) -> Any:
 
 
 def _stays_on_devices(local: jax.Array) -> bool:
-    """Return True if an array is moved from device to device, and not through the host."""
-    # Values made with x64, which is off now, must be looked at. Between CPU devices JAX takes 8
+    """Return True if an array moves from device to device, and not through the host."""
+    # Values made with x64, which is off now, must be checked. Between CPU devices JAX takes 8
     # times as long as through NumPy.
     is_narrowed = jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype
     return not (is_narrowed or is_on_cpu(local))

@@ -27,7 +27,7 @@ class PendingArray:
     """An array while its blocks are read, many at a time.
 
     Args:
-      read: gets a list of one index and returns a list of its block; called in any thread.
+      read: takes a list of one index and returns a list of its block, in any thread.
       source: that of the blocks, if they are slices of one.
       dtype: of what is read, if that is known.
       options: of the reads of a source; ``None`` for one in memory, whose blocks ``read`` returns.
@@ -58,7 +58,7 @@ class PendingArray:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block as it is read; as if of 8 bytes an element until that is known."""
+        """Bytes of one block as it is read; with 8 bytes an element until the dtype is known."""
         dtype = self.dtype or self.reader.dtype
         return math.prod(self.reader.shape) * (8 if dtype is None else dtype.itemsize)
 
@@ -113,7 +113,7 @@ class PendingArray:
         self._note(error)
 
     def is_sent_from(self, number: int, data: np.ndarray[Any, Any]) -> bool:
-        """Return True if a whole block went to its devices from the memory of a source.
+        """Send a complete block from the memory of a source, if possible; return True if it was.
 
         In any thread; returns when it is sent.
         """
@@ -132,7 +132,7 @@ class PendingArray:
         return self._placed(number, block)
 
     def keep_filled(self, number: int, memory: np.ndarray[Any, Any]) -> Transfer | None:
-        """Keep a block of memory that the reader gave, and that is filled."""
+        """Keep a filled block in memory that the reader gave."""
         index = self.plan.distinct[number]
         try:
             block = self.reader.settle_own(index, memory)

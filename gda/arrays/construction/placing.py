@@ -54,15 +54,15 @@ def local_blocks_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> Loc
 
 
 class LocalBlocks:
-    """The blocks that this process reads for one shape, mesh and spec, and their devices.
+    """The blocks of this process for one shape, mesh and spec, and their devices.
 
     Attributes:
       grid, sharding: of the whole array.
       shape: of the array on the devices, with the padding of the grid.
-      memory_kind: that which was asked for, if one was.
+      memory_kind: the requested one, if any.
       devices, indices: the devices of this process, in device order, and what each holds.
       distinct: the indices without repeats; a *block* is a position in this list. Devices that hold
-        padding alone have the block after the last one, which no code reads.
+        padding alone have the number after the last block.
       block_of_device: the block of each device.
       firsts: the devices, by position in ``devices``, that are the first to hold their block.
       platform: of the devices; empty if there are none.
@@ -101,7 +101,7 @@ class LocalBlocks:
         return self._block_at.get(start_of(index), len(self._block_at))
 
     def number_of(self, index: Index) -> int | None:
-        """Return the block at an index; ``None`` if no device of this process holds it."""
+        """Return the number of the block at an index; ``None`` if it is not of this process."""
         return self._block_at.get(start_of(index))
 
     @cached_property
@@ -113,8 +113,8 @@ class LocalBlocks:
     def of_all(self) -> tuple[dict[int, Index], dict[int, tuple[int, ...]]]:
         """The blocks of all processes, as ``boxes``, and the processes that hold each.
 
-        Those that this process does not hold have larger numbers than its own. Blocks that have no
-        elements are left out; the order is the same in all processes.
+        Blocks of other processes only have larger numbers than those of this one. Empty blocks are
+        omitted; the order is the same in all processes.
         """
         boxes: dict[int, Index] = {}
         holders: dict[int, tuple[int, ...]] = {}
@@ -165,7 +165,7 @@ class LocalBlocks:
 
     @property
     def is_in_default_memory(self) -> bool:
-        """True if blocks go into the memory in which devices compute; a sharding names it too."""
+        """True if blocks go into the default memory of the devices, even if a sharding names it."""
         return bool(self.devices) and (
             self.memory_kind in (None, self.devices[0].default_memory().kind)
         )
@@ -173,7 +173,7 @@ class LocalBlocks:
     def place(
         self, blocks: Sequence[Block], dtype: Any, padding: Callable[[], Block] | None = None
     ) -> jax.Array:
-        """Build the array of one block per distinct index; ``padding`` makes one without data."""
+        """Build the array of a block per distinct index; ``padding`` makes one of padding alone."""
         if not self.devices:
             # JAX would ask for the one block of a replicated array here too.
             return self.joined({}, dtype)

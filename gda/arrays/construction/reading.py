@@ -1,4 +1,4 @@
-"""The reads of many arrays in one go: by block from callbacks, and by box from sources."""
+"""The reads of many arrays in one run: by block from callbacks, and by box from sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gda.arrays.construction.pending import PendingArray
 from gda.storage.options import Options, shown
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
-Report = Callable[[int], object]  # is told the bytes of each read
+Report = Callable[[int], object]  # called with the bytes of each read
 
 
 class Reads(Protocol):
@@ -35,7 +35,7 @@ class Reads(Protocol):
 
 
 class ReadsOfArray:
-    """The reads of the blocks of one array, except some."""
+    """The reads of the blocks of one array, without the ``others``."""
 
     def __init__(self, pending: PendingArray, others: Collection[int] = ()) -> None:
         self.builds = (pending,)
@@ -64,7 +64,7 @@ def _keep(pending: PendingArray, number: int, report: Report, block: Any) -> Tra
 
 
 def read_all(reads: Sequence[Reads], options: Options, description: str) -> None:
-    """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
+    """Read the blocks of all arrays in one run, so that the reads of small arrays overlap too."""
     with shown(options.progress, description) as show:
         report = reporter(reads, show)
         run(chain.from_iterable(each.tasks(report) for each in reads), with_workers(options, reads))
@@ -86,7 +86,7 @@ def reporter(reads: Sequence[Reads], show: Callable[[int, int], object]) -> Call
 
     def report(nbytes: int) -> None:
         nonlocal done, total
-        # Not before: the size of a callback's blocks is known when one was read.
+        # Only now: the size of a callback's blocks is known after the first read.
         total = total or sum(each.nbytes for each in reads)
         done += nbytes
         show(done, total)

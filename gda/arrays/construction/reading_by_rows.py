@@ -1,7 +1,7 @@
-"""Tensors of files that a process reads by rows, and JAX divides: many small ones with one request.
+"""Tensors of files that are read as one run of rows each, which JAX divides into blocks.
 
-The tasks and blocks of a tensor of 64 KiB took six times as long as its placement, and those of one
-of 8 MiB in 8 blocks of rows as long as its bytes.
+Many small ones are read with one request. A task for each block of a tensor of 64 KiB took six
+times as long as its placement, and that of 8 MiB in 8 blocks as long as reading its bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gda.storage.tasks import Task, Transfer
 
 _Memory = np.ndarray[Any, Any]
 
-# Of one task and one allocation of small tensors. From 4 MiB on memory has huge pages, which NumPy
-# asks for; all but the last have as much, where nothing is cast.
+# The bytes of one task, with one allocation, for small tensors. NumPy asks for huge pages from
+# 4 MiB on; all tasks but the last have as much, where nothing is cast.
 _AT_A_TIME = 4 * 2**20 + LARGE_BYTES
-# Of a large tensor, which one thread reads; several threads read a larger one block by block.
+# The most bytes of a tensor that one thread reads; a larger one is read block by block.
 _MOST_BYTES = 128 * 2**20
 
 
@@ -40,15 +40,15 @@ class RowsKind(NamedTuple):
     """The tensors of one shape, dtype and layout."""
 
     build: PendingArray  # of one of them
-    rows: Index  # all of the tensor that this process reads
+    rows: Index  # that this process reads
     shape: Shape  # of the rows
     cuts: list[Index]  # the blocks in the rows
-    held_bytes: int  # of the rows as they are read, and of their copy if they have to be cast
+    held_bytes: int  # of the rows as they are read, and of a copy that is cast
     is_large: bool
 
     @classmethod
     def of(cls, build: PendingArray, options: Options) -> RowsKind | None:
-        """Return the kind of a tensor; ``None`` if it is read better block by block."""
+        """Return the kind of a tensor; ``None`` if it is better read block by block."""
         plan, source = build.plan, build.source
         if source is None or plan.grid.is_padded or not plan.distinct:
             return None
@@ -73,7 +73,7 @@ class RowsKind(NamedTuple):
 
 
 def _is_adopted(build: PendingArray, options: Options) -> bool:
-    """Return True for rows that JAX divides without a copy, and that no option bounds."""
+    """Return True if JAX divides the rows without a copy, and no option bounds the memory."""
     return (
         options.max_workers is None
         and options.max_bytes is None
@@ -86,7 +86,7 @@ def _is_adopted(build: PendingArray, options: Options) -> bool:
 
 
 class TensorByRows:
-    """A tensor, and its array when it was read."""
+    """A tensor, and its array after the read."""
 
     def __init__(
         self, kind: RowsKind, tensor: SafetensorsTensor, note: Callable[[Exception], object]
@@ -99,7 +99,7 @@ class TensorByRows:
         return self.kind.build.wanted()
 
     def array(self) -> jax.Array:
-        """Return the array, after all tasks are done."""
+        """Return the array, when all tasks are done."""
         assert self.placed is not None
         return self.placed
 

@@ -1,7 +1,7 @@
-"""Arrays whose blocks are read once by all processes together, and not once by each.
+"""Arrays whose blocks all processes together read once.
 
-Each process reads its moves of what several need into the memory of the blocks, or into memory that
-it keeps until the exchange, which brings the others.
+Each process reads some moves of the blocks that several need, into the blocks or into memory for
+other processes. Then an exchange brings the rest.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gda.multihost.descriptions import Description
 from gda.storage.options import Options, shown
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
-# A smaller box would not be read in much less time: a request takes as long as so many bytes.
+# A request takes as long as reading so many bytes, so smaller boxes would not be quicker.
 _BOX_BYTES = 4 * 2**20
 # Of parts that a process reads for others, without max_bytes.
 _STAGED_BYTES = 256 * 2**20
 
 
 def reads_wanted(pending: Sequence[PendingArray], options: Options) -> Description:
-    """Return what decides which process reads and sends which part, if reads are shared."""
+    """Return all that decides which process reads and sends each part; empty if none is shared."""
     if not options.read_once:
         return {}
     sources = {
@@ -87,7 +87,7 @@ def read_builds(pending: Sequence[PendingArray], options: Options, name: str) ->
 
 
 def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
-    """Return a mesh of all devices, if they are of several processes and also of this one."""
+    """Return a mesh of all devices, if this process and others have some of them."""
     meshes = {sharding.mesh for sharding in shardings}
     mesh = mesh_of_all(device for each in meshes for device in devices_of(each))
     is_shared = mesh is not None and mesh.local_devices and processes_of(mesh).numbers[1:]
@@ -95,9 +95,9 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
 
 
 class _SharedArray:
-    """An array, and the moves of its blocks that several processes need, the same in all of them.
+    """An array, and the moves that fill its shared blocks; the moves are equal in all processes.
 
-    ``numbers`` are the blocks of this process that they fill.
+    ``numbers`` are those of the shared blocks in this process.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _SharedRead(NamedTuple):
     move: Move
 
     def task(self) -> Task | AsyncTask:
-        # The memory is made here, in the thread of the caller.
+        # Here, because the caller's thread allocates the memory.
         nbytes = [self.memory_of(part).nbytes for part in self.move.parts]
         return self.array.filling.task([self.move], held=sum(nbytes) if nbytes[1:] else 0)
 
@@ -147,7 +147,7 @@ class _SharedRead(NamedTuple):
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that the reader keeps for others alone."""
+        """Bytes of parts that the reader keeps only for other processes."""
         return sum(
             math.prod(part.shape) * self.array.itemsize
             for part in self.move.parts
@@ -155,7 +155,7 @@ class _SharedRead(NamedTuple):
         )
 
     def keeping(self) -> Iterator[Task]:
-        """Yield the tasks that hand on the blocks that are whole now; let go of what was staged."""
+        """Yield tasks that place complete blocks, and release the memory for other processes."""
         filling = self.array.filling
         filling.drop_staged()
         for number in filling.arrived([self.move]):
@@ -171,10 +171,10 @@ def _keep(filling: Filling, number: int, _: None) -> Transfer | None:
 def _rounds_of(
     shared: Sequence[_SharedArray], max_bytes: int | None
 ) -> list[tuple[_SharedRead, ...]]:
-    """Return the reads in rounds, each of which ends with an exchange; the same in all processes.
+    """Return the reads in rounds, each followed by an exchange; equal in all processes.
 
-    In a round a process reads at most ``max_bytes`` for others alone, or one box. There is at
-    least one round.
+    In a round a process reads at most ``max_bytes``, or one box, only for other processes. There
+    is at least one round.
     """
     every = [(array, move) for array in shared for move in array.moves]
     needed_by = [

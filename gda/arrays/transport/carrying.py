@@ -84,7 +84,7 @@ class Relayout:
 
     @cached_property
     def source(self) -> ShardGrid:
-        """The grid of the layout of today, with processes."""
+        """The grid of the present layout, with processes."""
         before = sharding_of(self.array)
         return self._grid(before.mesh, before.spec)
 
@@ -235,7 +235,7 @@ class _MovingArray:
         )
 
     def copy_kept(self) -> list[jax.Array]:
-        """Take copies, not waited for, of the blocks that are in both arrays; return them."""
+        """Begin to copy the blocks that are in both arrays; return the copies."""
         for device in self.kept:
             block = self.new[device]
             self.new[device] = jax.device_put(block, block.sharding, may_alias=False)
@@ -251,9 +251,9 @@ class _MovingArray:
 
 @lru_cache(maxsize=256)
 def _mesh_of_both(source: Mesh, target: Mesh) -> tuple[Mesh, dict[Device, int]]:
-    """Return a mesh of the devices of two, in the order of their ids, and the place of each.
+    """Return a mesh of the devices of two meshes, ordered by id, and the place of each device.
 
-    The ids alone are no names of devices: those of another platform have them too.
+    Ids alone are not enough: devices of another platform may have the same.
     """
     mesh: Any = mesh_of_all([*devices_of(source), *devices_of(target)])
     return mesh, {device: number for number, device in enumerate(devices_of(mesh))}
@@ -356,7 +356,7 @@ class _Wave:
         return sent, send
 
     def _sent(self, packets: Packets, sent: Sent, size: int, device: Device) -> jax.Array:
-        """Return the buffer that a device sends, of any numbers if it has nothing to send."""
+        """Return the buffer that a device sends; arbitrary numbers if it has nothing to send."""
         flat = self._packed(packets, sent, size, device)
         if flat is None:
             flat = self._staging.flat(size, device)

@@ -26,7 +26,7 @@ _SENT_BYTES = 8 * 2**20
 
 
 class Sent(NamedTuple):
-    """Bytes that one process has, and others need."""
+    """Bytes that one process has and others need."""
 
     sender: int
     processes: tuple[int, ...]  # the sender and those that need them, ascending
@@ -99,7 +99,7 @@ class _Sharers:
         watch.in_turn(works, self._unpack)
 
     def _rounds_of(self, numbers: Sequence[int]) -> Iterator[list[_Span]]:
-        """Yield the spans that are sent in each round; in the end empty ones for ever."""
+        """Yield the spans of each round; after the last ones, empty lists without end."""
         spans: list[_Span] = []
         offset = 0
         for number in numbers:
@@ -138,7 +138,7 @@ class _Sharers:
                 self._drop(span)
 
     def _flat_of(self, number: int) -> Bytes | None:
-        """Return the bytes of a part in a row: its memory, or a copy until all of them are done."""
+        """Return the contiguous bytes of a part: its memory, or a copy until all are exchanged."""
         if number not in self._flat:
             memory = self._memory_of(number)
             if memory is not None:

@@ -1,4 +1,4 @@
-"""Moves of the data of an array: to another layout, or the whole to the host of every process."""
+"""Moves of an array: to another layout, or all of it to the host of every process."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reshard_all(
     They meet ``others``, also if nothing moves between processes, and compare the layouts of
     ``kept``, which do not move.
     """
-    # Not those within any one process, which the others need not have.
+    # Without moves inside one process, which the others need not know.
     between = [each for each in relayouts if each.processes[1:]]
     copies = [each for each in copies if processes_of(each.sharding.mesh).numbers[1:]]
     numbers = {*others}.union(*(each.processes for each in between))
@@ -212,7 +212,7 @@ def _is_for_jax(each: Relayout, most_bytes: int) -> bool:
         return False  # JAX 0.8 cannot
     if each.source.shard_shape == each.target.shard_shape:
         return True
-    # XLA may hold all of the array for each device.
+    # XLA may allocate the whole array for each device.
     is_small = each.array.nbytes <= min(most_bytes, _SMALL_BYTES)
     return each.is_local and (is_small or each.source.num_shards == 1)
 
@@ -263,7 +263,7 @@ def _gather_into(
     watch: FailureWatch,
     most_bytes: int,
 ) -> None:
-    """Fill ``value``, which is ``None`` in a process that only sends, with the blocks of all."""
+    """Fill ``value`` with the blocks of all processes; it is ``None`` where one only sends."""
     grid, me = grid_of_array(array), jax.process_index()
     shards = distinct_shards(array, grid)
     views = [grid.view(process) for process in range(jax.process_count())]

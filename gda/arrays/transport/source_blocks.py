@@ -1,4 +1,4 @@
-"""Blocks from sources to the host: each is read when it is needed, in the thread that writes it."""
+"""Blocks of sources that are written: the thread that writes a block reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALONE_FROM = 2**20  # bytes
 
 
 def one_at_a_time(options: Options) -> AbstractContextManager[Any]:
-    """Return what each read of a call enters: several at a time only if the user asked for it."""
+    """Return the context of each read: a lock, unless the user asked for several at a time."""
     return nullcontext() if options.are_for_threads else threading.Lock()
 
 
@@ -139,7 +139,7 @@ class SourceBlock:
                 self._begun = self._array.source.begin(self._index, self._empty(self.dtype))
 
     def read(self) -> _Memory:
-        """Return its data in new memory; the error of a second call is that of a new attempt."""
+        """Return its data in new memory; a second call tries again."""
         begun, self._begun = self._begun, None
         try:
             if begun is not None:
@@ -159,7 +159,7 @@ class SourceBlock:
             block: Any = source.read(self._index, self._empty)
             if block is not None and block is self._out:
                 return
-            # A source may hand out its own memory, and write there before this was written.
+            # A source may return its own memory, and change it before this is written.
             block = checked_block(source, self._index, block)
             np.copyto(self._empty(self.dtype), block)
 
@@ -173,7 +173,7 @@ class SourceBlock:
 
 
 def _empty(shape: Shape, dtype: np.dtype[Any]) -> _Memory:
-    """Return aligned memory that goes back to the system when it is let go.
+    """Return aligned memory that goes back to the system when it is freed.
 
     The allocator would keep that of freed blocks, for each thread: 100 MiB more for 4 threads.
     """

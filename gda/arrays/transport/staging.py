@@ -49,11 +49,11 @@ class HostStaging:
         return flat
 
     def take_back(self, flat: Any, device: Device) -> None:
-        """Let ``flat`` give this buffer again; it was sent, and has arrived."""
+        """Let ``flat`` reuse a buffer that has arrived where it was sent."""
         self._free[flat.size, device].append(flat)
 
     def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
-        """Return a piece as a flat buffer without a copy; ``None`` if it does not lie so."""
+        """Return a piece as a flat buffer without a copy; ``None`` if it is not contiguous."""
         piece = box(source, start, sizes)
         is_flat = piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0
         return piece.reshape(-1) if is_flat else None
@@ -78,7 +78,7 @@ class HostStaging:
 class DeviceStaging:
     """The memory of any devices, also of two platforms, with the methods of ``HostStaging``.
 
-    On CPU, where XLA changes narrow floats, they are the unsigned integers of their bits.
+    On CPU, where XLA changes narrow floats, blocks are unsigned integers of the same bits.
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -94,7 +94,7 @@ class DeviceStaging:
         return jax.numpy.zeros(size, self._plain, device=device)
 
     def take_back(self, flat: Any, device: Device) -> None:
-        pass  # XLA's own allocator gives it again
+        pass  # XLA's allocator reuses it
 
     def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
         return None

@@ -65,7 +65,7 @@ class HostBlock(Generic[K]):
                 return np.asarray(self._data if self._copy is None else self._copy)
 
     def release(self) -> None:
-        """Let go of the copy; those who still have its ``values`` keep the memory."""
+        """Release the copy; its memory lives as long as its ``values`` are used."""
         is_copy = self._copy is not None
         self._data = self._copy = None
         if is_copy:
@@ -104,7 +104,7 @@ def host_blocks(
 def one_by_one(
     blocks: Iterable[tuple[K, jax.Array]], max_bytes: int
 ) -> Iterator[tuple[K, np.ndarray[Any, Any]]]:
-    """Yield key and values of each block, in order; release it when the next is asked for."""
+    """Yield key and values of each block in order; release a block before the next."""
     for block in host_blocks(((key, data, data.nbytes) for key, data in blocks), max_bytes):
         yield block.key, block.values()
         block.release()

@@ -1,4 +1,4 @@
-"""The files at a path, by their names: their kind, and the reason why they are no checkpoint."""
+"""The kind of the files at a path, by their names, and the reason why they are no checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FileKind(Enum):
 
 
 def names_at(store: Store) -> list[str] | None:
-    """Return the names in a folder but that of its lock; ``None`` for a file, or below one."""
+    """Return the names in a folder without its lock; ``None`` for a file, or below one."""
     try:
         return [name for name in store.entries() if name != LOCK]
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def has_marks(store: Store) -> bool:
 
 
 def has_manifest(store: Store) -> bool:
-    """Return True if there is a manifest of gda, damaged or not, and not one of another program.
+    """Return True if there is a manifest of gda, damaged or not; other programs have some too.
 
     Raises ``ValueError`` if it is not a regular file.
     """
@@ -51,7 +51,7 @@ def has_manifest(store: Store) -> bool:
 
 
 def kind_at(store: Store) -> FileKind:
-    """Return the kind of files at a path, by their names; a checkpoint if they are of no kind."""
+    """Return the kind of files at a path, by their names; a checkpoint if it is unknown."""
     kinds = _kinds_at(store)
     if len(kinds) > 1:
         raise ValueError(
@@ -81,7 +81,7 @@ def _kinds_at(store: Store) -> list[FileKind]:
 
 
 def no_checkpoint_at(store: Store) -> str:
-    """Return the reason why no complete checkpoint is there, with what is."""
+    """Return the reason why there is no complete checkpoint, and the names that are there."""
     problem = f"there is no checkpoint at {store.url}"
     try:
         names = names_at(store)

@@ -158,7 +158,7 @@ def _checked(read: Callable[[], T], where: str) -> T:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Switch off garbage collection, half the time of a load; what is parsed has no cycles."""
+    """Switch off garbage collection, which takes half the time of a load and finds no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -240,7 +240,7 @@ def _is_odd(text: str) -> bool:
 
 
 class _Invalid(Exception):  # noqa: N818
-    """A value is wrong; the readers of what it is in put its place before the message."""
+    """A value is wrong; the readers around it put its place before the message."""
 
 
 class _Unknown(_Invalid):
@@ -501,10 +501,10 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
         ):
             raise _Invalid(f"{name} has a piece outside of its shape {leaf.shape}")
     boxes = [(piece.start, piece.shape) for piece in leaf.pieces]
-    if boxes == [((0,) * len(leaf.shape), leaf.shape)]:  # as of most: the rest takes longer
+    if boxes == [((0,) * len(leaf.shape), leaf.shape)]:  # the usual case, in less time
         return
     count = sum(math.prod(shape) for _, shape in boxes)
-    # Or reading them would leave elements that nobody wrote: memory of this process.
+    # Otherwise a read would leave elements unset: old memory of this process.
     if count != math.prod(leaf.shape) or not _are_tiles(boxes, leaf.shape):
         raise _Invalid(f"{name}.pieces do not have each element of its shape {leaf.shape} once")
 

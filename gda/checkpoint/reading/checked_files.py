@@ -35,7 +35,7 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 def load_complete(store: Store) -> Manifest:
-    """Return the manifest of the checkpoint that must be there; an error says what is there."""
+    """Return the manifest of a complete checkpoint; without one, the error says what is there."""
     try:
         return load_manifest(store)
     except _GONE:
@@ -88,7 +88,7 @@ class Files:
         return found
 
     def leaves_of(self, number: int, chunk: int | None) -> str:
-        """Return the leaves that a chunk belongs to, or a stored array, for messages."""
+        """Return the leaves of a chunk or of a stored array, for messages."""
         if (alone := self.leaves_in.get((number, -1))) is not None:
             return f"array {alone[0]}"
         chunks = range(self.manifest.arrays[number].grid.num_chunks) if chunk is None else [chunk]
@@ -152,7 +152,7 @@ class Files:
             _check_size(len(data), expected[0])
             if checksums.size_and_crc(data) != expected:
                 raise ValueError("is damaged")
-            kind = NewerFormatError  # because these are the bytes that the save wrote
+            kind = NewerFormatError  # since the bytes are those that the save wrote
             return from_bytes(data)
         except _GONE:
             kind, problem = MissingFileError, "is missing"
@@ -181,12 +181,12 @@ class Files:
         return data
 
     def checked(self, where: Chunk) -> np.ndarray[Any, Any]:
-        """As ``loaded``, but compare the size before memory is allocated for what it should be."""
+        """Load a chunk, whose size is compared before memory is allocated."""
         self.check([where], {})
         return self.loaded(where)
 
     def loading_bytes(self, where: Chunk) -> int:
-        """Return the memory that ``load`` takes beside ``out``: that of an answer."""
+        """Return the memory that ``load`` takes beside ``out``, for the answer of a store."""
         return self.manifest.arrays[where[0]].nbytes_of_file * self.store.is_remote
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The chunks that have parts of arrays on their way, and the read of a chunk into their blocks.
+"""The chunks that arrays on their way need, and the read of a chunk into their blocks.
 
 A chunk that is one contiguous part of a block is read into the memory that becomes the array, and
 small blocks stay in the memory of the chunk that they share. Other chunks go through a buffer.
@@ -30,7 +30,7 @@ from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import Piece
 
 _MOST_BYTES_IN_A_TASK = 16 * 2**20
-_LEAST_OF_A_CHUNK = 0.75  # that must be needed for the others to stay in memory with it
+_LEAST_OF_A_CHUNK = 0.75  # that blocks must need to stay in its memory
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class Use:
     arrival: Arrival
     move: Move  # from the chunk, or from its piece of a pack
     piece: Piece | None = None
-    # Of a piece: where each part that is a whole block and contiguous begins in it, in elements.
+    # By block, the first element in the piece of each part that is a whole block and contiguous.
     firsts: Mapping[int, int] = field(default_factory=dict)
     staged: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # read for others only
 
@@ -92,7 +92,7 @@ def _moves_of_chunks(grid: ChunkGrid, boxes: Mapping[int, Index]) -> dict[int, M
 
 
 def _firsts_of(move: Move, block_shape: Shape) -> dict[int, int]:
-    """Return, by block, where the parts begin that are whole blocks and contiguous in a piece."""
+    """Return the ``firsts`` of a ``Use``."""
     shape = sizes_of(move.box)
     whole = [part for part in move.parts if part.shape == block_shape]
     firsts = {part.block: _first_of(part.in_box, shape) for part in whole}
@@ -100,7 +100,7 @@ def _firsts_of(move: Move, block_shape: Shape) -> dict[int, int]:
 
 
 def _first_of(within: Index, shape: Shape) -> int | None:
-    """Return where a part of an array begins, in elements; ``None`` unless it is contiguous."""
+    """Return the number of the first element of a part; ``None`` unless it is contiguous."""
     first = last = 0
     for along, n in zip(within, shape, strict=True):
         first, last = first * n + along.start, last * n + along.stop - 1
@@ -120,7 +120,7 @@ def _direct(array: StoredArray, uses: list[Use]) -> np.ndarray[Any, Any] | None:
 
 
 def _becomes_blocks(array: StoredArray, uses: list[Use]) -> bool:
-    """Return True if blocks may stay in the memory of a chunk: they need most of it."""
+    """Return True if blocks stay in the memory of a chunk, because they need most of it."""
     needed = sum([len(use.firsts) * math.prod(use.arrival.block_shape) for use in uses])
     return needed * array.dtype.itemsize >= _LEAST_OF_A_CHUNK * array.nbytes_per_chunk
 
@@ -144,8 +144,8 @@ def read_chunks(
 ) -> None:
     chunks = sorted(uses)
     sizes = [files.manifest.arrays[array].nbytes_per_chunk for array, _ in chunks]
-    # A thread waits for Python between two tasks, so it reads several chunks in one. Requests to an
-    # object store take long, and are to be as many at a time as they can be.
+    # A thread waits for Python between two tasks, so a task reads several chunks. Requests to an
+    # object store take long, so as many as possible are sent at a time.
     most = min(_MOST_BYTES_IN_A_TASK, sum(sizes) // (8 * (options.max_workers or 1)))
     each = (
         tasks.Task(
@@ -176,7 +176,7 @@ def _read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
         files.load(where, destination.reshape(-1).view(np.uint8))
         return
     data = files.loaded(where)
-    # JAX would copy a block that is not aligned once for each device.
+    # JAX would copy an unaligned block once for each device.
     step = ALIGNMENT // array.dtype.itemsize if _becomes_blocks(array, uses) else 0
     buffers = Buffers(sum([len(use.move.parts) for use in uses]))
     for use in uses:
@@ -202,7 +202,7 @@ class SharedReads(NamedTuple):
 
     own: dict[Chunk, list[Use]]
     sent: list[Sent]
-    parts: list[tuple[Use, Part]]  # of each that is sent
+    parts: list[tuple[Use, Part]]  # each that is sent
 
     def memory(self, number: int) -> np.ndarray[Any, Any]:
         """Return the memory of a part that is sent."""
@@ -227,7 +227,7 @@ def _is_on_one_device(arrival: Arrival) -> bool:
 def shared_reads(
     manifest: Manifest, arrivals: Sequence[Arrival], processes: tuple[int, ...]
 ) -> SharedReads:
-    """Divide the chunks of some arrays between processes: each is read in one that needs it."""
+    """Divide the chunks of arrays between processes; one that needs a chunk reads it."""
     own = uses_of([each for each in arrivals if _is_on_one_device(each)], manifest)
     together = [each for each in arrivals if not _is_on_one_device(each)]
 

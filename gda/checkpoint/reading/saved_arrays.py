@@ -1,4 +1,4 @@
-"""A checkpoint as a tree of sources, whose chunks are read when a block is."""
+"""A checkpoint as a tree of sources, which read the chunks of each block."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gda.trees.records.recorded_tree import (
 
 AnyArray = np.ndarray[Any, Any]
 
-# Of chunks: the parts of an array sharded otherwise need them again, and small arrays share them.
+# Of chunks: blocks of another layout need them again, and small arrays share them.
 _CACHE_BYTES = 32 * 2**20
 
 
@@ -117,7 +117,7 @@ def _value_of(leaf: Leaf, chunks: ChunkCache) -> Any:
 
 
 class OfOtherProcesses(Unreadable):
-    """A ``PerProcess`` of another number of processes, with what reads the value of each."""
+    """A ``PerProcess`` of another number of processes, with a function that reads each value."""
 
     def __init__(self, reason: str, reads: Sequence[Callable[[], Any]]) -> None:
         super().__init__(reason)
@@ -174,11 +174,11 @@ class SavedArray(HasReader, Source):
         return self
 
     def block(self, index: Index) -> AnyArray:
-        """Return the block at an index with every start and stop; by any thread."""
+        """Return the block at an index with every start and stop, in any thread."""
         return self.read(index, lambda dtype: np.empty([s.stop - s.start for s in index], dtype))
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], AnyArray]) -> AnyArray:
-        """Return the block at an index, read into what ``empty`` gives.
+        """Return the block at an index, read into memory from ``empty``.
 
         ``CorruptionError`` if it is damaged, ``RuntimeError`` if the checkpoint was replaced.
         """

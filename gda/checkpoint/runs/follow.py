@@ -68,7 +68,7 @@ def _next(folder: RunFolder, seen: set[int], timeout: float | None) -> int | Non
             time.sleep(min(left, _BETWEEN_LOOKS))
 
     what = f"the next step of {folder.url}"
-    while True:  # so that a process that has ended is named, and one that waits is not
+    while True:  # in short steps, so that a process that has ended is named
         step, is_last = all_do(
             lambda: None, decide=decide, what=what, timeout=folder.timeout, deciding=_AT_A_TIME
         ).decision

@@ -1,4 +1,4 @@
-"""The part of a run that process 0 does for all: it owns the folder, begins, keeps and removes.
+"""The part of a run that process 0 does for all: it owns the folder, and begins and removes steps.
 
 Nothing here communicates. A thread of a save calls ``before_commit`` and ``completed``.
 """
@@ -69,7 +69,7 @@ class Keeper:
     owner: Owner | None = None
     last_seconds: float = 0
     _hooks: dict[int, Future[Any]] = field(default_factory=dict)  # calls of on_complete, by step
-    # Of folders that were taken out, by name: a thread removes them, one after the other.
+    # The removals of folders that were taken out, by name, one after the other.
     _removals: dict[str, Future[Any]] = field(default_factory=dict)
     _knows_best: bool = False  # True after a look for the metric of keep_best
 
@@ -83,10 +83,10 @@ class Keeper:
         """
         self._steps(only, resumes)
         owner = self._claimed()
-        # In the background: the others wait for this process.
+        # In the background, because the other processes wait for this one.
         left = self._left_over(owner)
         self._remove(left, owner)
-        # Until it was no longer the owner, another program may have completed a step.
+        # Only now: before, the former owner may have completed a step.
         steps, there = self._steps(only, resumes), self.folder.listed()
         for each in there.values():
             if each.is_complete and UNFINISHED in each.files:  # of a program that was killed
@@ -96,12 +96,12 @@ class Keeper:
             for number, each in there.items()
             if each.is_without_manifest and number not in steps and each.name not in left
         }
-        # A file that is late, or lost: a resume waits for it, and sets the step aside.
+        # Their files are late, or lost: a resume waits for them, or sets the step aside.
         lost = {
             number: name
             for number, name in rest.items()
             if resumes and only is None and number > max(steps, default=-1)
-            # Alone on a local disk, it is the first file of a copy.
+            # On a local disk, a lone first file is that of a copy.
             if there[number].files - {LOCK} != {BEGUN} or not self.folder.store().is_local
         }
         if others := [name for number, name in rest.items() if number not in lost]:
@@ -114,7 +114,7 @@ class Keeper:
         return owner.program, [*(steps | lost).items()]
 
     def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
-        """Return the complete steps and Orbax's newest, if this program may go on from them."""
+        """Return the complete steps and Orbax's newest; raise if this program may not use them."""
         complete, url = self.folder.complete(), self.folder.url
         check_names_no_step(url, self.folder.timeout)
         names = {number: each.name for number, each in complete.items()}
@@ -175,7 +175,7 @@ class Keeper:
         for number in [*later, None]:
             try:
                 owner = self._claimed()
-                # Until it was no longer the owner, another program may have completed a step.
+                # Again, because before, the former owner may have completed a step.
                 if not removed and not self._later(step, newest):
                     break
                 removed += self._remove_later(owner, step, (done,))
@@ -183,7 +183,7 @@ class Keeper:
             except OSError as error:
                 if error.errno not in _FULL or number is None:
                     raise
-            # In this order: after a kill, the rollback is still to be done, or it is done.
+            # In this order: after a kill, the rollback is still to do, or done.
             log.warning("the disk of %s is full: step %d is removed first", self.folder.url, number)
             _remove_rests(self.folder, [self.folder.take_out(later[number].name)])
             removed.append(number)
@@ -217,7 +217,7 @@ class Keeper:
         return later
 
     def _remove_later(self, owner: Owner, last: int, done: Rollbacks = ()) -> list[int]:
-        """Remove the steps after ``last``; a kill leaves them removed, or the intent."""
+        """Remove the steps after ``last``; after a kill, the next owner goes on with it."""
         listed = self.folder.listed()
         later = {n: each for n, each in listed.items() if n > last and each.is_complete}
         begun = time.monotonic()
@@ -243,7 +243,7 @@ class Keeper:
         return False
 
     def begin(self, step: StepSave, before: int | None) -> str | None:
-        """Make the folder of a step; return the folder of the step to link to, if there is one."""
+        """Make the folder of a step; return that of the step to link to, or ``None``."""
         owner, number = self._claimed(), step.number
         step.metrics = begun_to_fetch(step.metrics)
         self._look_for_best(step)
@@ -272,7 +272,7 @@ class Keeper:
             )
 
     def _make_way(self, there: StepFolder, owner: Owner) -> None:
-        """Remove what is in the way of a save if it is of this run; set other data aside."""
+        """Clear the folder of a step to save: remove data of this run, and set other data aside."""
         place = f"{self.folder.url}/{there.name}"
         if there.is_complete:
             raise FileExistsError(
@@ -280,7 +280,7 @@ class Keeper:
                 "run.resume(state), or move it elsewhere"
             )
         is_remote = self.folder.store().is_remote
-        # A folder that shows its first file alone may be a step whose other files are late.
+        # The other files of a folder with its first one may be late.
         is_nothing = there.is_nothing and (is_remote or BEGUN not in there.files)
         is_left = is_nothing or self.folder.is_left_over(there, owner)
         if is_left or (is_remote and there.is_set_aside):
@@ -360,7 +360,7 @@ class Keeper:
             log.warning("old steps of %s were not removed: %s", self.folder.url, error)
 
     def failed(self, number: int) -> bool:
-        """Remove what a failed save has left; return True if the step is complete nevertheless."""
+        """Remove the rest of a failed save; return True if the step is complete nevertheless."""
         there = self.folder.listed({number}).get(number)
         if there is None or self.owner is None:
             return False
@@ -396,16 +396,16 @@ class Keeper:
             )
 
     def _remove(self, names: Iterable[str], owner: Owner) -> None:
-        """Remove in the background what was taken out of the listing."""
+        """Remove folders that were taken out, in the background."""
         running = {name: each for name, each in self._removals.items() if not each.done()}
-        # Each once: a step that was removed may be saved again before a second removal.
+        # Each once: before a second removal, the step may have been saved again.
         if names := [name for name in names if name not in running]:
             work, last = partial(_remove_rests, self.folder, names, owner), [*running.values()][-1:]
             removal = in_thread("gda-remove", work, *last)
             self._removals = running | dict.fromkeys(names, removal)
 
     def _wait_for_removal(self, name: str) -> None:
-        """Wait until a step is removed that is to be saved again, in an object store."""
+        """Wait for the removal of a step that is saved again, in an object store."""
         if name in self._removals:
             wait([self._removals[name]])
 
@@ -427,7 +427,7 @@ def _steps(numbers: Iterable[int]) -> str:
     return f"{'step' if len(numbers) == 1 else 'steps'} {format_numbers(numbers)}"
 
 
-# Metrics: numbers that the device may still compute when the step is saved.
+# Metrics: numbers that a device may still compute when the step is saved.
 
 
 def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:

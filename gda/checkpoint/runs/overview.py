@@ -1,4 +1,4 @@
-"""A run for people: its steps, their sizes and metrics, and the program that writes."""
+"""A report on a run: its steps, their sizes and metrics, and the program that writes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _StepRow(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Overview(Report):
-    """The complete steps in a folder, of gda and of Orbax, ascending, and who writes there."""
+    """The complete steps in a folder, of gda and Orbax, ascending, and the program that writes."""
 
     path: str
     steps: Sequence[_StepRow]
@@ -207,7 +207,6 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
 
 
 def _age(saved: str) -> str:
-    """Return the time since a moment, such as ``3 h``."""
     seconds = time.time() - calendar.timegm(time.strptime(saved, _TIME))
     for unit, length in [("d", 86400), ("h", 3600), ("min", 60)]:
         if seconds >= 2 * length:

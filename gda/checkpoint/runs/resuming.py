@@ -68,16 +68,16 @@ def read_newest(
 
 
 class _Late:
-    """The one wait of a resume for files that a network file system may show late."""
+    """The wait of a resume for files that a network file system shows late: only one in all."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._seconds = min(folder.timeout, LATE_SECONDS)
         self._limit: float | None = None
         if jax.process_count() == 1 and folder.store().is_local:
-            self._limit = 0.0  # what is missing now will not come
+            self._limit = 0.0  # a missing file will not come
 
     def may_come(self, text: str) -> bool:
-        """Return True if what is missing may still come; log the first, with its ``text``."""
+        """Return True if a missing file may still come; log the first, with its ``text``."""
         if self._limit is None:
             self._limit = time.monotonic() + self._seconds
             log.warning("%s; waiting %.0f s for it, because it may be late", text, self._seconds)
@@ -107,7 +107,7 @@ def _read_step(
         except Exception as error:
             if not reads_together:
                 raise
-            # It may only follow from the damage that another process has found.
+            # It may be a consequence of damage that another process has found.
             errors.append(error)
             return {"kind": "failed", "text": one_line(error)}
         return {"kind": "read"}

@@ -153,7 +153,7 @@ class Run:
             "unchanged": unchanged,
         }
         self._keeper = Keeper(self._folder, rules, unchanged == "link", on_complete)
-        # "resume" and "rollback" have begun, and no resume has succeeded since.
+        # "resume" or "rollback" until a later resume has succeeded.
         self._phase: Literal["new", "resume", "rollback", "going on", "closed"] = "new"
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._steps: list[int] = []  # resumed or saved, ascending; the last may be in flight
@@ -496,14 +496,14 @@ class Run:
         step = "no step yet" if newest is None else f"newest step {newest}"
         return f"<run in {self._folder.url}, {step}>"
 
-    # Steps that all processes do together.
+    # Steps of all processes together.
 
     def _told(self, what: str, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returns in process 0, when all have come to the same call."""
+        """Return the result of ``work`` in process 0, when all processes make the same call."""
         return self._together(what, None, lambda _: work())
 
     def _together(self, what: str, brings: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
-        """Return the decision of process 0 on what all bring."""
+        """Return the decision of process 0 on the ``brings`` of all."""
         return all_do(
             lambda: brings,
             decide=decide,
@@ -514,7 +514,7 @@ class Run:
         ).decision
 
     def _of_step(self, step: int, work: Callable[[int], Any]) -> Any:
-        """Return what ``work`` returns in process 0 for a complete step."""
+        """Return the result of ``work`` in process 0 for a complete step."""
         number = checked_step(step)
         return self._told(f"step {number}", lambda: work(number))
 
@@ -529,7 +529,7 @@ class Run:
             self._phase = "going on"
 
     def _own(self, only: int | None, options: Mapping[str, Any] | None = None) -> None:
-        """Become the owner of the folder, list its steps, and hear signals from now on.
+        """Become the owner of the folder, list its steps, and notice signals from now on.
 
         ``options`` are those of ``resume``, which all processes must give alike.
         """
@@ -567,7 +567,6 @@ class Run:
         check_all_see(self._folder.url, blind)
 
     def _go_on(self, previous: int, *newest: int) -> None:
-        """Go on from a step."""
         self._phase, self._steps = "going on", [*newest]
         self._previous = self._reached = previous
 
@@ -598,7 +597,7 @@ class Run:
         failure = self._failure_of_running()
         step = StepSave(number, metrics or {}, begun, time.monotonic() - begun)
         try:
-            # When the program ends, the last state is worth more than the error of the one before.
+            # When the program ends, the last state is worth more than the earlier error.
             is_begun = self._begin(step, state, failure, logs_errors or self.is_ending)
             if self.is_ending:
                 self._finish()
@@ -615,7 +614,7 @@ class Run:
     def _begin(
         self, step: StepSave, state: Any, failure: Exception | None, logs_errors: bool
     ) -> bool:
-        """Begin a save, and hear in the same meeting if the one before has failed."""
+        """Begin a save, and learn in the same meeting if the one before has failed."""
         left = self._hears().since + self._grace - time.monotonic()
 
         def decide(have_failed: list[bool]) -> tuple[bool, Any]:
@@ -637,7 +636,7 @@ class Run:
             before_commit=bind(self._keeper.before_commit, step),
         )
         after = bind(self._keeper.completed, step)
-        # The next call of save that all make raises the error.
+        # It makes the next call of save a meeting, which raises the error in all processes.
         failed = (lambda: None) if self._logs_errors else self._hears().ask
         shared = (*_SHARED, DisagreementError)
         try:
@@ -656,7 +655,7 @@ class Run:
             if jax.process_index() == 0:
                 with suppress(Exception):
                     self._keeper.failed(step.number)
-            # If all failed in one meeting, they have not heard of the save before.
+            # An error in all processes: they may not know yet if the save before has failed.
             if not isinstance(error, DisagreementError | LateProcessError | ConnectionError):
                 self._finish(logs_errors)
             raise
@@ -684,7 +683,7 @@ class Run:
             self._hear_end(end, failure, logs_errors)
 
     def _end_of_running(self, have_failed: Sequence[bool]) -> dict[str, Any] | None:
-        """Return how the save in flight failed, in process 0; ``None`` if it did not.
+        """Return the failure of the save in flight, in process 0; ``None`` if it succeeded.
 
         Raises if another program is the reason.
         """
@@ -716,13 +715,13 @@ class Run:
     # The end.
 
     def _hears(self) -> Ending:
-        """Return what hears signals, from the first call on."""
+        """Return the listener to signals, which the first call makes."""
         if self._ending is None:
             self._ending = Ending(*self._signals)
         return self._ending
 
     def _look(self) -> None:
-        """Hear of the end of the program, or of a wish to save; counted in all processes alike."""
+        """Notice signals, by equally many calls in all processes."""
         if self._phase == "closed":
             raise RuntimeError(
                 f"{self!r} is closed; make another gda.checkpoint.Run, or call resume, to go on"
@@ -730,7 +729,7 @@ class Run:
         ending, was_ending = self._hears(), self.is_ending
         if ending.check() and not was_ending:
             self._is_told = True
-            # Without a reason it is a save that failed; it may have been raised before.
+            # Without a reason, a save has failed, and its error may have been raised already.
             self._is_asked = self._is_asked or bool(ending.reason)
 
     def _end(self) -> None:

@@ -30,7 +30,7 @@ from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, has, open_store
 
-# Small files of a step. The first is there while it is saved, and in an object store while it is
+# Small files of a step. The first exists while it is saved, and in an object store while it is
 # removed; the second has the run and the generation that began it.
 UNFINISHED, BEGUN, METRICS = "unfinished", "begun.json", "metrics.json"
 _HELD, _DAMAGED = "held.json", "damaged.json"

@@ -1,4 +1,4 @@
-"""The arrays of a save that another checkpoint, its base, has already: their files are linked.
+"""Links to the files of another checkpoint, the base, for arrays that have not changed.
 
 All processes decide alike, by the fingerprints of whole arrays. A block that cannot be linked is
 written by its process alone.
@@ -31,7 +31,7 @@ _COMPARED_BYTES = 4096  # of a file
 class Links:
     """The links from a base to the checkpoint that a writer writes.
 
-    Its methods stand in the order of their calls.
+    Its methods are its steps in their order.
     """
 
     writer: Writer
@@ -65,7 +65,7 @@ class Links:
         return replace(share, sums={**share.sums, **begun}), {"base": self.base.data, "sums": sums}
 
     def unchanged(self, share: Share, parts: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the numbers of the arrays that are those of the base, by all processes' parts."""
+        """Return the numbers of the arrays that equal the base, from the parts of all processes."""
         # Another save replaces it just now, or one process cannot read it.
         if len({part["base"] for part in parts}) > 1:
             return []
@@ -106,7 +106,7 @@ class Links:
         return replace(share, leaves=leaves, linked=[*itertools.chain(*linked.values())])
 
     def _may_be_same(self, leaf: SavedLeaf) -> bool:
-        """Return True unless an array surely differs from the base, as far as this process sees."""
+        """Return False if this process knows that an array differs from the base."""
         there = self._there.get(leaf.record.path)
         if there is None or leaf.is_source:
             return False
@@ -116,7 +116,7 @@ class Links:
         return not any(self._begins_differently(block, old) for block in leaf.blocks[:1])
 
     def _begins_differently(self, block: Block, old: StoredArray) -> bool:
-        """Return True if a block on the host has other first bytes than its file."""
+        """Return True if the first bytes of a block on the host are not those of its file."""
         overlap = next(old.grid.overlaps(block.start, block.data.shape), None)
         if not isinstance(block.data, np.ndarray) or overlap is None or not overlap.is_whole:
             return False

@@ -2,7 +2,7 @@
 
 A large leaf is an array on disk, whose chunks are parts of its blocks. Small leaves are packed, so
 that a thousand cost as much as one of their total size: each process has an array for each dtype,
-in which they lie end to end, each piece of one within one chunk.
+the *pack*, in which their pieces lie end to end, each piece within one chunk.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Share:
         return replace(self, leaves=leaves, sums={**self.sums, **sums})
 
 
-# The chunks that this process writes. Any thread may call data() and sums(), one after the other.
+# The chunks that this process writes. Any thread may call data(), and then sums().
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class _ChunkOfLeaf:
         return self.host.values()[self.overlap.in_block]
 
     def release(self) -> None:
-        """Let go of the block when its last chunk is written."""
+        """Release the block when its last chunk is written."""
         if not next(self.chunks_left):
             self.host.release()
 
@@ -386,7 +386,6 @@ class Writer:
         self.store.write(f"{self.data}/{array.name}/zarr.json", array.document)
 
     def _held_bytes(self, chunk: _Chunk) -> int:
-        """Return the memory that a chunk takes."""
         # A file is written from the memory of the array, if that is on the host.
         is_view = isinstance(chunk, _ChunkOfLeaf) and not chunk.host.nbytes
         is_made = not is_view or self.store.is_remote
@@ -467,7 +466,7 @@ def _name_of(number: int, path: Path) -> str:
 
 
 def _boxes(leaf: SavedLeaf) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
-    """Return start, shape and blocks of the parts of an array that become a piece each."""
+    """Return start, shape and blocks of each piece of an array."""
     if leaf.written_bytes == leaf.record.nbytes:
         return [((0,) * len(leaf.record.shape), leaf.record.shape, leaf.blocks)]
     return [(block.start, block.data.shape, (block,)) for block in leaf.blocks]
@@ -485,7 +484,7 @@ def _sums(large: Mapping[int, PendingSums], written: Iterable[Written]) -> dict[
 
 
 def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int]]) -> StoredArray:
-    """Return an array with the checksums of all of its chunks."""
+    """Return an array with the checksums of its chunks."""
     by_number = dict(chunks)
     missing = array.grid.num_chunks - len(by_number)
     if missing:
