@@ -1,4 +1,4 @@
-"""The questions that a process asks those of an offer, and their answers."""
+"""The questions of a process to the processes of an offer, and their answers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MOST_CONNECTIONS = 8  # at a time: each thread copies as fast as a core can
 
 
 class PiecesToPull(NamedTuple):
-    """The same piece of leaves of one shape and layout, which have many pieces in common.
+    """One piece of several leaves of the same shape and layout.
 
     Attributes:
-      dtype: the name of that in which it is sent.
+      dtype: the name of the dtype in which it is sent.
       arrivals: the arrays that the pieces are for.
     """
 
@@ -44,7 +44,7 @@ class PiecesToPull(NamedTuple):
         return [self.leaves, self.piece.start, self.piece.shape, self.dtype]
 
     def memory(self) -> list[np.ndarray[Any, Any]]:
-        """Return the parts of the arrays that the pieces fill."""
+        """Return the views of the arrays that the pieces fill."""
         block, place = self.piece.block, (*self.piece.place, ...)
         return [arrival.blocks[block][place] for arrival in self.arrivals]
 
@@ -85,7 +85,7 @@ class OfferToPull:
         return f"process {server} of the offer at {self.address}, at {address},"
 
     def catalog(self, name: str | None, least: int, held: contextlib.ExitStack) -> str:
-        """Return the catalog of the first process, which holds its version as long as ``held``."""
+        """Return the catalog; the first process keeps its version until ``held`` is closed."""
         peer = self.peer(0)
         connection = Connection.to(self.address, peer, self.token, self.deadline, waits=True)
         held.callback(connection.close)
@@ -97,7 +97,7 @@ class OfferToPull:
         return text
 
     def pull(self, catalog: Catalog, pieces: PiecesByProcess) -> None:
-        """Get pieces, each in the memory of its array, by several connections at a time.
+        """Receive pieces in the memory of their arrays, by several connections at a time.
 
         Processes are asked in turn, so that all of them send; each process that pulls begins with
         another one. An error ends all questions; of several, that of the first question is raised.
@@ -170,7 +170,6 @@ def _receive(connection: Connection, pieces: list[PiecesToPull]) -> None:
 
 
 def _raise_error(answer: dict[str, Any], peer: str) -> None:
-    """Raise the error in an answer, if it is one."""
     match answer:
         case {"error": [str(kind), str(text)]}:
             raise ERRORS.get(kind, ConnectionError)(f"{peer} {text:.1000}")

@@ -87,7 +87,7 @@ class Catalog(RecordedTree):
 
 
 class LayoutNumbers:
-    """The meshes and the layouts of a catalog while it is made, each once."""
+    """The distinct meshes and layouts of a catalog while it is made."""
 
     def __init__(self, num_processes: int) -> None:
         self._whole = MeshOfOffer((("process", num_processes),), Processes(range(num_processes)))
@@ -159,7 +159,7 @@ def _mesh(shape: Any, process_of: Any) -> MeshOfOffer:
 
 @lru_cache(maxsize=64)
 def _first_equal(mesh: MeshOfOffer) -> MeshOfOffer:
-    """Return the same object for equal meshes: the keys of ``_grid`` then compare at once."""
+    """Return one object for equal meshes, so that the keys of ``_grid`` compare at once."""
     return mesh
 
 

@@ -1,12 +1,11 @@
 """A connection between two programs: messages of JSON, and the bytes of blocks.
 
-Each side greets the other, and proves with an HMAC that it has the same token, which is never sent.
-After that a message is its length in four bytes, an HMAC of its number and its JSON, and the JSON.
+Both sides greet each other, and prove with an HMAC that they have the same token, which is never
+sent. A message is then its length in four bytes, an HMAC of its number and its JSON, and the JSON.
 The key comes from the token and this connection: without a token the HMAC is a checksum. Blocks
-follow a message that says how many bytes they have, and the CRC-32C of each comes in a message
-after them: TCP's own checksum misses one damaged packet of some ten thousand. Both sides know the
-shapes. A length that the other side says is compared with a bound, and memory is allocated as its
-bytes arrive.
+follow a message with their sizes, and after them comes a message with the CRC-32C of each, because
+TCP's own checksum misses one damaged packet of some ten thousand. Both sides know the shapes. A
+length from the other side is compared with a bound, and memory is allocated as its bytes arrive.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _PART_BYTES = 256 * 1024
 
 
 class Deadline:
-    """A moment until which a caller waits."""
+    """The moment at which a wait ends."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -58,7 +57,7 @@ class Deadline:
         return max(self._end - time.monotonic(), 0.0)
 
     def check(self, peer: str) -> None:
-        """Raise a ``TimeoutError`` if it is over; ``peer`` names the process that is late."""
+        """Raise a ``TimeoutError`` if it has passed; ``peer`` names the process that is late."""
         if not self.left():
             raise TimeoutError(
                 f"{peer} did not send or take the next bytes until the end of the "
@@ -221,7 +220,7 @@ class Connection:
         return is_right
 
     def _begin(self, key: bytes, own_role: bytes, role_of_peer: bytes) -> None:
-        """Begin to count the messages of both roles."""
+        """Set the keys of both roles, and begin to count their messages."""
         self._key, self._roles, self._counts = key, (own_role, role_of_peer), Counter()
 
     # Messages.
@@ -231,7 +230,7 @@ class Connection:
         self.send_text(json.dumps(message).encode())
 
     def send_text(self, text: bytes) -> None:
-        """Send a value as JSON that is written already."""
+        """Send JSON text."""
         self._send(len(text).to_bytes(_LENGTH_BYTES, "big") + self._mac(0, text))
         self._send(text)  # without a copy of it
 
@@ -349,7 +348,7 @@ class Connection:
         in_calls(call, data)
 
     def _do(self, step: Callable[[], int]) -> int:
-        """Return the bytes of a step, tried as often as the deadline allows."""
+        """Repeat a step that would block until the deadline; return its bytes."""
         while True:
             self.deadline.check(self.peer)
             moved = 0
@@ -393,9 +392,9 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
 
 
 def _is_to_itself(given: socket.socket) -> bool:
-    """Return True if the system chose the port that it connects to, where nothing listens.
+    """Return True if a socket has connected to itself, because nothing listens at its port.
 
-    The port would be taken, and an offer could not listen there.
+    It would keep an offer from listening there.
     """
     with suppress(OSError):
         return given.getsockname() == given.getpeername()
@@ -420,7 +419,7 @@ class _SentPart(NamedTuple):
 
 
 def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[_SentPart]]:
-    """Yield parts of blocks in C order: one that is large, or several that are small."""
+    """Yield the parts of blocks in C order: one large part, or several small ones together."""
     small: list[_SentPart] = []
     nbytes = 0
     for number, (block, dtype) in enumerate(blocks):
@@ -436,7 +435,7 @@ def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[_SentPart]]:
 
 
 def _parts(block: Elements, is_whole: bool) -> Iterator[Elements]:
-    """Yield parts of a block in C order; each is small, or contiguous if it may be ``is_whole``."""
+    """Yield parts of a block in C order: small ones, or larger contiguous ones if ``is_whole``."""
     if block.nbytes <= _PART_BYTES or (is_whole and block.flags.c_contiguous):
         if block.size:
             yield block

@@ -212,13 +212,13 @@ class Offer:
 
 
 def _step(*args: Any, **options: Any) -> Any:
-    """Do a step of all processes; what is wrong with one tree is raised in all of them."""
+    """Do a step of all processes; an error about one tree is raised in all of them."""
     shared = (TypeError, ValueError, DisagreementError)
     return all_do(*args, **options, shared=shared, timeout=timeout_of_checks())
 
 
 def _held(tree: Any) -> HeldTree:
-    """Return the tree with the blocks of this process, which nothing can change any more."""
+    """Return the tree with the blocks of this process, safe from later changes."""
     structure, flat = flatten(tree)
     leaves: list[SavedLeaf | ValueLeaf] = []
     for leaf in saved_leaves(flat, Options(), are_held=True):
@@ -265,7 +265,7 @@ def _catalog(
 
 
 def _address_towards(place: Address) -> Address:
-    """Return the address by which this process reaches another, with a port to be chosen."""
+    """Return the address by which this process reaches another; its port is not chosen yet."""
     family = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((place.host, place.port or 1))  # sends nothing

@@ -1,10 +1,10 @@
 """The pieces of an offered array that this process pulls, each from one process that has it.
 
-A piece is what a block of this process and a block of the offer have in common. Each distinct block
-of this process is pulled once, also where several of its devices hold it. Of the devices that hold
-a block of the offer, those on this machine are asked, if there are any. The pieces of the block,
-and the processes that need it, ask them in turn, by the formula of ``gda.layout.reshard.lanes``, so
-that every process finds its own requests without the requests of the others.
+A *piece* is the overlap of a block of this process and a block of the offer. Each distinct block of
+this process is pulled once, even if several of its devices hold it. Of the devices that hold a
+block of the offer, those on this machine come first. The requests for the block, of all its pieces
+and all processes that need it, go to these in turn, by the formula of ``gda.layout.reshard.lanes``:
+so each process computes its own requests alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gda.mesh import processes_of
 
 
 class PulledPiece(NamedTuple):
-    """A piece: the process that sends it, its block here, and its place in the array and in it."""
+    """A piece: its sender, its block in this process, and its index in the array and the block."""
 
     server: int
     block: int

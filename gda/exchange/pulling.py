@@ -1,8 +1,8 @@
-"""The pull of an offered tree: every process gets what its devices need, and all or none succeed.
+"""The pull of an offered tree: every process gets the blocks of its devices, or none does.
 
-The first process asks for the catalog, and holds the version that all then pull. Each process
-matches the catalog with what the caller wants, asks each process of the offer for what it needs of
-it, many pieces at a time, and receives them in the memory that becomes the arrays.
+The first process asks for the catalog, and keeps its version alive for all. Each process matches
+the catalog with the request, asks each process of the offer for many pieces at a time, and receives
+them in the memory that becomes the arrays.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from gda.trees.records.requests import Request
 _NAME = "gda.pull"
 _MAX_BYTES = 128 * 2**20
 _SECONDS = 60
-_GRACE = 5.0  # seconds for processes to hear what happened to others until the end of the timeout
+_GRACE = 5.0  # seconds, at the end of the timeout, for processes to learn of errors of others
 _LEAST = 0.01  # seconds of a meeting that begins after its deadline
 
 
@@ -137,7 +137,7 @@ def pull(
 
 @dataclass
 class _Pull:
-    """A pull. Its methods stand in the order in which they run, and all processes run them.
+    """A pull, whose methods are its steps in their order; all processes run them.
 
     They communicate after each: either all have done it, or all raise.
     """
@@ -160,7 +160,7 @@ class _Pull:
         return self.wanted.tree()
 
     def _done_by_all(self, work: Callable[[], str | None]) -> Any:
-        """Do the work of all processes, or raise in all; return the result of process 0."""
+        """Do ``work`` in all processes, or raise in all; return the result of process 0."""
         done = all_do(
             work,
             decide=lambda parts: parts[0],
@@ -171,13 +171,13 @@ class _Pull:
         return done.decision
 
     def _catalog_text(self) -> str:
-        """Return the catalog, for which process 0 asks; it holds the version of the offer."""
+        """Return the catalog, which process 0 gets; its connection keeps the version alive."""
         if jax.process_index() != 0:
             return ""
         return self.offer.catalog(self.name, self.least, self.held)
 
     def _match(self, text: str) -> None:
-        """Match the catalog with the request; arrays are cast before they are sent if smaller."""
+        """Match the catalog with the request; the offer casts arrays if that makes them smaller."""
         self.catalog = catalog = catalog_of(text, self.offer.peer(0), self.offer.deadline)
         if self.name not in (None, catalog.name) or self.least > catalog.version:
             raise ConnectionError(
@@ -204,8 +204,8 @@ class _Pull:
         return call_fields(self.wanted.layouts, {"version": version})
 
     def _receive(self) -> None:
-        """Get the arrays of this process, as many at a time as the bound on memory allows."""
-        # JAX lets go of memory that it adopted, as that of the last pull, when Python collects.
+        """Receive the arrays of this process, as many at a time as the bound on memory allows."""
+        # JAX releases adopted memory, such as that of the last pull, when Python collects garbage.
         gc.collect(0)
         catalog, offer = self.catalog, self.offer
         near = [n for n, each in enumerate(catalog.servers) if each.machine == machine() != ""]

@@ -1,7 +1,7 @@
 """The server of a process that offers: it answers one question of each connection, in threads.
 
-A puller asks the first process for the catalog, and keeps that connection open as long as it pulls:
-so long is its version held. It asks every process for pieces of blocks. What it asks is checked
+A puller asks the first process for the catalog, and keeps that connection open as long as it pulls,
+which keeps the version alive. It asks every process for pieces of blocks. Each question is checked
 before anything is sent.
 """
 
@@ -78,7 +78,7 @@ class HeldTree:
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
     def pieces(self, numbers: Any, start: Any, shape: Any, dtype: Any) -> Iterator[BlockAs]:
-        """Yield a piece of each of some leaves; ``ValueError`` unless one block here has it."""
+        """Yield one piece of some leaves; ``ValueError`` unless a block of this process has it."""
         start, shape = tuple(start), tuple(shape)
         for number in numbers:
             is_number = type(number) is int and 0 <= number < len(self.leaves)
@@ -92,7 +92,7 @@ class HeldTree:
                     f"holds no block of array {number} with the piece at {start} {shape}"
                 )
             if not isinstance(data, np.ndarray):
-                # In place of the pinned memory that an accelerator has copied the block to.
+                # It replaces the pinned memory that an accelerator has copied the block to.
                 data = self._data[number][at.first] = on_host(data)
             block = data[at.place]
             if at.dtype != block.dtype:
@@ -101,7 +101,7 @@ class HeldTree:
 
 
 class _PieceInBlock(NamedTuple):
-    """The place of a piece: the first element of its block, and where in it; a dtype to send."""
+    """The place of a piece: the first element of its block, its index there; its dtype to send."""
 
     first: Shape
     place: Any
@@ -156,7 +156,7 @@ class OfferServer:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = min(files // 2, _MOST_CONNECTIONS) if files > 0 else _MOST_CONNECTIONS
         self._guard = threading.Lock()
-        # In the order in which they came, with the moment, or None after their proof.
+        # In order of arrival, with its time, or None after their proof.
         self._connections: dict[Connection, float | None] = {}
         self._socket = _listening(address)
         # Not by in_thread, which would listen in this thread if the system had no more.
@@ -243,7 +243,6 @@ class OfferServer:
             self._connections.pop(connection, None)
 
     def _answer(self, connection: Connection) -> None:
-        """Answer the question of a connection."""
         connection.deadline = Deadline(_SECONDS_TO_ASK)
         question = connection.message(_MOST_QUESTION_BYTES)
         seconds = question.get("timeout")
@@ -268,7 +267,7 @@ class OfferServer:
                     connection.send_blocks(blocks)
 
     def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Answer:
-        """Hold the current version until the puller ends the connection; return its catalog."""
+        """Keep the current version until the puller ends the connection; return its catalog."""
         assert self._catalog is not None  # in the first process, whose address pullers are given
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
@@ -279,7 +278,7 @@ class OfferServer:
         pieces, number = question["pieces"], int(question["version"])
         if (count := sum([len(numbers) for numbers, *_ in pieces])) > MOST_PIECES:
             raise ValueError(f"got {count} pieces; expected are at most {MOST_PIECES}")
-        # A puller that takes nothing must not hold the blocks of a version that was dropped.
+        # A silent puller must not keep the blocks of a dropped version alive.
         tree, asker.is_stopped = self._versions.get(
             question["run"], number, _sooner(asker.deadline)
         )
@@ -289,12 +288,11 @@ class OfferServer:
 
 
 def _sooner(deadline: Deadline) -> Deadline:
-    """Return a deadline after which an answer still arrives before the other one."""
+    """Return an earlier deadline, which leaves time for an answer to arrive."""
     return Deadline(0.9 * deadline.left())
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens on an address."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(*found[:3])

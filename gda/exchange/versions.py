@@ -1,9 +1,9 @@
-"""The versions of an offered tree that a process holds.
+"""The versions of an offered tree that a process keeps: the current one, and older ones in use.
 
-It holds the current one, and older ones while a pull of them goes on, which only process 0 knows:
-each update brings its knowledge to the others. So an update never waits for a pull, and a pull that
-has begun gets its version; the memory of an older one is free after the next update that finds its
-pulls ended. At most ``MOST_OLDER`` are held, so that silent pullers do not fill the memory.
+Only process 0 knows the pulls that go on, and tells the others in each update. So an update never
+waits for a pull, and a pull that has begun gets its version. An older version is dropped by the
+first update after its pulls. At most ``MOST_OLDER`` are kept, so that silent pullers do not fill
+the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_OLDER = 8
 
 
 class Versions(Generic[T]):
-    """The versions that a process holds, by number. Any thread may use it.
+    """The versions of a process, by number, for any thread to use.
 
     Attributes:
       current: the number of the version that a new pull gets, 0 before there is one.
@@ -32,13 +32,13 @@ class Versions(Generic[T]):
     def __init__(self) -> None:
         self.current, self.run = 0, ""
         self.is_closed = threading.Event()
-        self._held: dict[int, tuple[T, threading.Event]] = {}  # the event: it was dropped
+        self._held: dict[int, tuple[T, threading.Event]] = {}  # the event tells that it was dropped
         self._pulls: Counter[int] = Counter()
         self._is_updating = False
         self._changed = threading.Condition()
 
     def begin_update(self) -> None:
-        """Let no pull begin until ``end_update``, so that no more versions become needed."""
+        """Let no pull begin until ``end_update``, so that the versions in use are known."""
         with self._changed:
             self._is_updating = True
 
@@ -74,7 +74,7 @@ class Versions(Generic[T]):
 
     @contextmanager
     def pulled(self, least: int, deadline: Deadline) -> Iterator[int]:
-        """Hold the current version, once it is ``least`` or later, for a pull; its number."""
+        """Keep the current version, once it is ``least`` or later, for a pull; give its number."""
 
         def is_here() -> bool:
             return self.current >= least and not self._is_updating
@@ -94,7 +94,7 @@ class Versions(Generic[T]):
         return f"has version {self.current or None} and no later one"
 
     def get(self, run: str, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
-        """Return a version that a pull holds, and the event that is set when it is dropped.
+        """Return a version that a pull keeps, and the event that is set when it is dropped.
 
         Waits until this process has that version too.
         """
@@ -113,7 +113,7 @@ class Versions(Generic[T]):
     def _wait(
         self, is_true: Callable[[], bool], deadline: Deadline, state: Callable[[], str]
     ) -> None:
-        """Wait until a condition is true, with the lock held, which waiting releases."""
+        """Wait until a condition is true; the lock is released while waiting."""
         while not self.is_closed.is_set() and not is_true():
             if not deadline.left():
                 raise TimeoutError(f"{state()} after {deadline.seconds:.3g} s")

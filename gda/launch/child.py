@@ -85,7 +85,7 @@ def _report_good_end(report: int) -> None:
 def _send(report: int, code: int, text: str) -> None:
     data = text.encode(errors="backslashreplace")
     if len(data) > _MAX_TRACEBACK:
-        end = data[-_MAX_TRACEBACK:].decode(errors="ignore")  # from the first whole character on
+        end = data[-_MAX_TRACEBACK:].decode(errors="ignore")  # from the first complete character on
         data = f"[…]\n{end}".encode()
     with suppress(OSError):  # a program may have closed all files
         os.write(report, b"%d %d\n" % (code, len(data)) + data)

@@ -159,14 +159,13 @@ class _Process:
         return self.popen.poll() is None
 
     def _report(self) -> tuple[int, bytes] | None:
-        """Return exit code and traceback, when all of it is here."""
+        """Return exit code and traceback, when the report is complete."""
         self.read_report()
         head, _, traceback = self._received.partition(b"\n")
         code, size = map(int, head.split()) if b"\n" in self._received else (0, math.inf)
         return (code, traceback) if len(traceback) >= size else None
 
     def ending(self) -> _EndOfRun | None:
-        """Return its failure, if it failed."""
         code, traceback = self.failure() or (self.popen.poll() or 0, b"")
         if code < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
@@ -296,7 +295,7 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
 def _asked_to_end(
     processes: Sequence[_Process], signals: _Signals, ending: _EndOfRun, grace: float
 ) -> _EndOfRun:
-    """Pass the signal on, and return the end that the processes make of it."""
+    """Pass the signal on, wait for the processes, and return the end of the run."""
     _ask_to_end(processes, signals, ending, grace)
     if left := [process.index for process in processes if process.is_alive()]:
         were = "was" if len(left) == 1 else "were"
@@ -309,7 +308,7 @@ def _asked_to_end(
 def _ask_to_end(
     processes: Sequence[_Process], signals: _Signals, ending: _EndOfRun, grace: float
 ) -> None:
-    """Ask the processes to clean up and end; the failed one is about to end anyway.
+    """Ask the processes to clean up and end, except the failed one, which ends anyway.
 
     It waits ``grace`` seconds for them, and no longer after a Ctrl-C.
     """

@@ -1,8 +1,8 @@
 """The end of one process of many, without an endless wait in XLA.
 
-A collective on CPU that still makes its connections when JAX stops its coordination service does
-not finish, and the process waits for it when XLA's client is destroyed: for 153 s with JAX 0.10.2.
-To block on ``jax.live_arrays()`` is not enough: it omits results that the program dropped.
+If a CPU collective still makes its connections when JAX stops its coordination service, it never
+finishes, and the process waits for it when XLA's client is destroyed: 153 s with JAX 0.10.2. To
+block on ``jax.live_arrays()`` is not enough: it omits results that the program dropped.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LIMIT_SECONDS = 30.0
 def finish_pending() -> None:
     """Wait until the CPU devices of this process have finished the work of the program.
 
-    Public JAX has no such call. But XLA starts computations on several CPU devices one after the
-    other, so one more on all of them ends last. The end of a computation on one device is awaited
-    if the program still has the result. The limit is 30 s.
+    Public JAX has no such call. XLA runs computations on several CPU devices in order, so one more
+    on all of them ends last. Those on one device are awaited by their results, if the program still
+    has them. The limit is 30 s.
     """
     import jax
     import jax.numpy as jnp
@@ -43,7 +43,7 @@ def finish_pending() -> None:
     with suppress(Exception):  # such as the death of another process
         with own_settings():
             last = jax.jit(lambda: jnp.zeros(len(devices)), out_shardings=sharding)()
-        # Not block_until_ready: it has no limit, and Python starts no thread any more.
+        # Not block_until_ready, which has no limit, and Python starts no more threads for one.
         limit = time.monotonic() + _LIMIT_SECONDS
         while not all(_is_done(array) for array in (last, *jax.live_arrays())):
             if time.monotonic() > limit:
@@ -66,9 +66,9 @@ def leave() -> None:
     Register it before the program runs, so that it is called last: after the end of the program's
     threads, the hooks of the program, and JAX's own shutdown.
 
-    Hooks that were registered before it do not run, those of ``sitecustomize`` and of ``.pth``
-    files. Live objects are not finalized: open files are closed here, and other ``__del__`` methods
-    do not run. Nor do the exit handlers of C libraries, whose stdout is flushed here.
+    Hooks registered before it, by ``sitecustomize`` or ``.pth`` files, do not run, and no other
+    ``__del__`` methods than those of open files, which are closed here. Nor do exit handlers of C
+    libraries, whose stdout is flushed here.
     """
     if "jaxlib" not in sys.modules:
         return

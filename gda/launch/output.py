@@ -1,4 +1,4 @@
-"""The output of many processes, line by line on the stdout and stderr of this one, with prefixes.
+"""The output of many processes on stdout and stderr of this one, line by line, with prefixes.
 
 Bytes are passed on as they are: none is decoded, so none can fail to decode.
 """

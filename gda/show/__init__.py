@@ -170,7 +170,7 @@ def html(
 
 
 class Show(ModuleType):
-    """The type of this module, with which it can be called."""
+    """The type of this module, which makes it callable."""
 
     if TYPE_CHECKING:  # the module has them by itself
         text, svg, html = staticmethod(text), staticmethod(svg), staticmethod(html)

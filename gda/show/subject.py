@@ -120,7 +120,7 @@ def _check_shape(x: Sequence[Any]) -> Shape:
 
 
 def _refusal(x: Any) -> TypeError:
-    """Return the error for a value without a picture, which it does not tell: it may be data."""
+    """Return the error for a value without a picture, which it does not show: it may be data."""
     return TypeError(
         "there is a picture of a GlobalArray, a PaddedArray, a ShardGrid, a jax.Array or a "
         "jax.ShapeDtypeStruct with a NamedSharding, and a shape with its mesh and spec, not of "

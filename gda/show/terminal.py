@@ -24,7 +24,7 @@ _BETWEEN_FIELDS = "   "
 
 _PADDING = "░"  # beside an index: once if a part of the block is padding, three times if all is
 
-# Of blocks in rows and columns; and of lines, below which those below each other are not folded.
+# Of blocks in rows and columns, and of lines for blocks below each other.
 _MOST_BLOCKS, _MOST_LINES = 512, 66
 _BLOCKS_LEFT = 16
 

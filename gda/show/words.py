@@ -88,7 +88,7 @@ def _bytes(subject: Subject, each: int) -> str:
 
 @dataclass(frozen=True)
 class Gap:
-    """A place that stands for a number of omitted things."""
+    """A placeholder for a number of omitted things."""
 
     count: int
 

@@ -50,9 +50,9 @@ class Answer:
     Attributes:
       ending: "returned", "raised", "died", "hung" (ran past the timeout), or "behind" (was still
         running a few seconds after another process had failed).
-      at: time of the ending by ``time.monotonic``, which all processes of a machine share.
+      at: time of the ending by ``time.monotonic``, the same clock in all processes of a machine.
       value: the result; after an exception a pair of texts: one line, and the traceback.
-      outcome: a text that is equal in all processes that are in step.
+      outcome: a text, equal in all processes that are in step.
       status: the exit of the process, if it died.
       output: output of the process since the command.
       stack: stack of the process, if it or another one was hung or behind.

@@ -79,7 +79,7 @@ class Channel:
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return an exception in one line, and its traceback below the lines of this file."""
+    """Return an exception in one line, and its traceback without the frames of this file."""
     frames = below([__file__], error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     line = "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]

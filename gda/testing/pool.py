@@ -269,7 +269,7 @@ class _RunningProcesses:
                 continue
 
     def _collect(self, answers: list[Answer], deadline: float) -> set[int]:
-        """Fill in answers until the deadline, or shortly after a failure; return the rest."""
+        """Collect answers until the deadline, or shortly after a failure; return the others."""
         index_of: dict[Connection, int] = {
             worker.connection: index for index, worker in enumerate(self._workers)
         }
@@ -341,7 +341,7 @@ def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
 
 
 def _status(process: Forked) -> str:
-    """Return the exit of a process that has closed its connection, in words."""
+    """Return text about the exit of a process that has closed its connection."""
     try:
         code = process.wait(GRACE)
     except subprocess.TimeoutExpired:

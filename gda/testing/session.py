@@ -80,7 +80,7 @@ def address_of(item: pytest.Item) -> Address:
 
 
 def run_session(channel: Channel, plan: SessionPlan) -> None:
-    """Run a pytest session whose tests the pool names one by one; returns at its end."""
+    """Run a pytest session whose tests the pool names one by one."""
     os.chdir(plan.directory)
     sys.argv[:] = plan.script_arguments
     temporary = plan.temporary / f"process-{os.environ['JAX_PROCESS_ID']}"

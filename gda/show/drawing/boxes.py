@@ -112,7 +112,7 @@ class _BoxDrawing:
                 self.picture.measure_depth(x, front, box.dx, -box.dy, box.depth)
 
     def _draw_box(self, chosen: int, x: float, y: float) -> None:
-        """Draw one with the upper left corner of its front there."""
+        """Draw a box with the upper left corner of its front at a point."""
         box, blocks = self.box, self._blocks_of(chosen)
         across, down, depth = box.across.length, box.down.length, box.depth.length
         lean = f"{box.dx / depth:.5g} {-box.dy / depth:.5g}"

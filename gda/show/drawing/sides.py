@@ -10,7 +10,7 @@ from gda.show.drawing.sheet import TIMES
 from gda.show.subject import Subject
 
 # Sides are in proportion down to a quarter of the longest; below that differences shrink, so that
-# (1000000, 8) can be looked at. A sharded side is long enough for a label in each block, or for a
+# (1000000, 8) is readable. A sharded side is long enough for a label in each block, or for a
 # line between them.
 _TRUE_DOWN_TO = 1 / 4
 _SHRINKING = 0.2
