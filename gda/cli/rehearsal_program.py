@@ -49,10 +49,8 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         # A traced function may hold the mesh of the request before, as a global of its file.
         jax.clear_caches()
         mesh = _mesh(request)
-        fun, args, kwargs = _call(request, function(mesh))
-        rehearsal = rehearsal_of(
-            *(fun, args, kwargs), examples=request.examples, price=request.price
-        )
+        called = _call(request, function(mesh))
+        rehearsal = rehearsal_of(*called, examples=request.examples, price=request.price)
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:
