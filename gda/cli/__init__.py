@@ -102,7 +102,7 @@ def _run(argv: Sequence[str]) -> int:
     try:
         return options.run(options)
     except (NotImplementedError, RecursionError):
-        raise  # these are kinds of RuntimeError, and mistakes of gda
+        raise  # these subclasses of RuntimeError are mistakes of gda
     except ERRORS as error:
         return _failed(error)
 
@@ -118,7 +118,7 @@ def _failed(error: Exception) -> int:
         lines = error.lines if isinstance(error, MistakesError) else [str(error)]
         first, *more = [*lines, *getattr(error, "__notes__", ())]
         lines = [f"gda: {first or type(error).__name__}", *more]
-    with contextlib.suppress(OSError):  # the exit code tells it, if nothing can be written
+    with contextlib.suppress(OSError):  # if nothing can be written, the exit code is enough
         for line in lines:
             print(printable(line), file=sys.stderr)
     return DAMAGED if is_damage else WRONG

@@ -66,7 +66,7 @@ class RehearsalReport(NamedTuple):
 
 
 def reports_of(requests: Sequence[RehearsalRequest]) -> list[RehearsalReport]:
-    """Return a report for each request of one function; of several, stderr tells each that is done.
+    """Return a report for each request of one function; several are also reported on stderr.
 
     All processes have ended when this returns or raises. It raises ``MistakesError`` if a request
     is wrong for any mesh.
@@ -175,7 +175,7 @@ def _environment(num_devices: int) -> dict[str, str]:
 
 
 def _most_processes() -> int:
-    """Return the number of processes for which there are cores and memory."""
+    """Return the number of processes that the cores and the memory allow."""
     found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     memory = [int(found[1]) * 1024] if found else []
     with suppress(OSError, ValueError):  # an old version of cgroups, or "max"

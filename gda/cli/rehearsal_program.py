@@ -1,8 +1,7 @@
 """The program of one process of ``gda rehearse``: it makes rehearsals and reports them.
 
-It takes two file descriptors: for the output of the user's program, and of the connection that has
-requests. It answers each with a report. stdout and stderr take the output of the
-compiler.
+It takes two file descriptors: one for the output of the user's program, and one of the connection
+with requests, each of which it answers with a report. The compiler writes to stdout and stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)"
 
 
 def main(output: int, descriptor: int) -> None:
-    """Make the rehearsals that are asked for, and end the process."""
+    """Make the requested rehearsals, and end the process."""
     for each in (output, descriptor):
         os.set_inheritable(each, False)
     sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")

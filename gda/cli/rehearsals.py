@@ -1,8 +1,8 @@
 """The command ``gda rehearse``: a program is compiled for devices that are not here.
 
 The document of ``--json`` is that of ``Rehearsal.to_dict``, with ``topology``, ``num_slices``,
-``mesh`` and ``error``: null, or for a mesh without a rehearsal the reason. Several
-meshes are a list, sorted as the table is.
+``mesh`` and ``error``: null, or the reason for a mesh without a rehearsal. Several meshes are a
+list, sorted as the table is.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ def rehearse(options: argparse.Namespace) -> int:
 
 
 def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:
-    """Return the meshes to try."""
     if not options.search:
         return [read_option("--mesh", text, parse_mesh) for text in options.mesh.split(";")]
     names = [] if "=" in options.mesh else read_option("--mesh", options.mesh, parse_spec)

@@ -76,7 +76,7 @@ def abstract(
 
 
 def _shaped(leaf: Any) -> jax.ShapeDtypeStruct | None:
-    """Return shape and dtype of a leaf, of a container those of its elements; None if it stays."""
+    """Return shape and dtype of the elements of a leaf; None for a leaf that stays."""
     if isinstance(leaf, _STAYS):
         return None
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):

@@ -45,4 +45,4 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 def _is_near(before: int | None, after: int | None) -> bool:
     if before and after:
         return abs(after - before) <= _ACCEPTED * before
-    return before == after  # none, new, gone or unknown
+    return before == after  # zero or unknown

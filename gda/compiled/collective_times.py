@@ -93,9 +93,9 @@ def collective_seconds(collective: Collective, links: Interconnect) -> Collectiv
 
 
 def _sent(collective: Collective, size: int, together: int = 1) -> float:
-    """Return the bytes that each device of a group sends to others, or receives, at least.
+    """Return the least bytes that each device of a group sends to others, or receives.
 
-    The others are those outside of parts of so many devices ``together``, which share this work.
+    Groups of ``together`` devices share this work, and their exchange does not count.
     """
     whole = _whole(collective)
     share = max(size - together, 0) / size
@@ -149,7 +149,7 @@ def _on_torus(collective: Collective, links: Interconnect, torus: Torus) -> Coll
 
 @functools.lru_cache(maxsize=256)
 def _load(torus: Torus, kind: str, groups: Groups, pairs: Pairs) -> tuple[float, float, int]:
-    """Return the arrays on the busiest link, at least and as routed, and the most hops."""
+    """Return the arrays on the busiest link, the least and as routed, and the most hops."""
     least = torus.least_load(kind, groups, pairs)
     return least, torus.routed_load(pairs) if pairs else least, torus.hops(groups or pairs)
 

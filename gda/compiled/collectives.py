@@ -169,7 +169,6 @@ def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
 def _mesh_of(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
 ) -> Mesh | AbstractMesh:
-    """Return the mesh of a program for so many devices."""
     shardings = (program.input_shardings, program.output_shardings)
     for known in [mesh] if mesh is not None else meshes_of((arguments, shardings)):
         if known.size == devices * math.prod(slices_of(known).values()):

@@ -30,7 +30,7 @@ _FORMS = "a name, or a tuple of names for several axes at once"
 
 @dataclass(frozen=True)
 class Rule:
-    """An allowed kind, over some axes at once or any, some number of times or any."""
+    """An allowed kind of collective, with its axes and number, each of which may be any."""
 
     kind: str
     over: Axes | None = None

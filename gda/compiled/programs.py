@@ -16,7 +16,7 @@ from jax.stages import Compiled, Lowered, Traced, Wrapped
 from gda.compiled.topologies.cudnn_attention import traced_without_card
 
 _OPTION = "jax_compilation_cache_include_metadata_in_key"
-_lock = threading.Lock()  # the option is one for all threads
+_lock = threading.Lock()  # all threads share the option
 
 Program = Callable[..., Any] | Traced | Lowered | Compiled
 
@@ -49,7 +49,7 @@ def unwrapped(
 def stage_of(
     fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced | Lowered | Compiled:
-    """Return the stage of JAX that ``fun`` is, or the trace of a call of it."""
+    """Return ``fun`` if it is a stage of JAX, or the trace of a call of it."""
     if isinstance(fun, Traced | Lowered | Compiled):
         if args or kwargs:
             raise TypeError(
@@ -77,7 +77,7 @@ def stage_of(
 def compiled(
     stage: Traced | Lowered | Compiled, options: dict[str, str | bool] | None = None
 ) -> Compiled:
-    """Return the compiled program of a stage, with the lines of today's source.
+    """Return the compiled program of a stage, with the lines of the present source.
 
     ``options`` are those of XLA; a stage that is compiled already does without them. The keys of
     JAX's cache omit lines by default, so that it may return the same program from another source.

@@ -114,7 +114,7 @@ def rehearsal_of(
     costs: Mapping[str, float] | None = None,
     is_last: bool = False,
 ) -> Rehearsal:
-    """Return what ``rehearse`` does; the program may have keywords of the same names.
+    """Rehearse a call; the program may have keywords with names of options.
 
     Advice is rehearsed as well, unless this ``is_last``.
     """
@@ -171,7 +171,7 @@ def rehearsal_of(
     temporaries = tuple(read_temporaries(build.assignment, modules) if modules else ())
     if isinstance(stage, Traced) and num_devices > 1:
         temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
-    # XLA may have seen that the copy is not needed.
+    # XLA may have found that no copy is needed.
     held = {(each.dtype, each.nbytes) for each in temporaries}
     arguments = [
         each if (each.dtype, each.nbytes) in held else each._replace(copied_at=None)
@@ -381,12 +381,12 @@ def _collectives_of(
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:
-    """Return the buffers if they are all that the compiler asks for, in few digits; else that."""
+    """Return the bytes of the buffers if they round to the needed bytes; else these."""
     return allocated if allocated and allocated > 0.99 * (needed or 0) else needed
 
 
 def _capacity_bytes(device: Any) -> int | None:
-    """Return the memory of a device: its own limit if it is here, else as it was described."""
+    """Return the memory of a device: its own limit, or for one that is not here the described."""
     try:
         limit = (device.memory_stats() or {}).get("bytes_limit")
     except JaxRuntimeError:  # it is not here
@@ -400,7 +400,7 @@ def _mesh_of(tree: Any) -> Mesh | None:
 
 
 def _links(mesh: Mesh | None) -> tuple[bool, list[int], Interconnect | None]:
-    """Return True if some links are slow, the host of each position if hosts tell which, links."""
+    """Return True if some links are slow; the hosts of positions, if they decide it; the links."""
     devices = [] if mesh is None else [*mesh.devices.flat]
     links = links_of(devices, slices_of(mesh))
     if devices and devices[0].platform == "tpu":
@@ -429,7 +429,7 @@ def _arguments(
         names = [re.sub(r"\['?(.*?)'?\]|\.", r"/\1", name) for name in given_names]
     shardings: list[Any] = [None] * len(leaves)
     if program is not None:
-        # It has None for an argument that is not used, and so may a tree of arguments.
+        # It has None for an unused argument, and so may a tree of arguments.
         structure = jax.tree.structure(stage.args_info)
         shardings = structure.flatten_up_to(program.input_shardings)
     for at, (name, (_, leaf), sharding) in enumerate(zip(names, leaves, shardings, strict=True)):

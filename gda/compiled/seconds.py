@@ -191,7 +191,7 @@ class _Rates:
         )
 
     def least_memory(self, step: Step) -> float:
-        """Return the time for what cannot be in the cache; all of it counts without one.
+        """Return the time for bytes that cannot be in the cache; without one, all count.
 
         A kernel that is not known may access a part of its arrays alone.
         """
@@ -230,7 +230,7 @@ class _Rates:
 
 
 class _Clock:
-    """The time at which a device has come to a place of its schedule."""
+    """The time at which a device reaches a place of its schedule."""
 
     def __init__(self, rates: _Rates) -> None:
         self.rates, self.now = rates, 0.0

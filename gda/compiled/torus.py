@@ -58,11 +58,11 @@ class Torus:
         return [*zip(self._extents, self.closed, strict=True)]
 
     def least_load(self, kind: str, groups: Groups, pairs: Pairs) -> float:
-        """Return what some link carries at least, in one direction, for all groups at once.
+        """Return the least load of the busiest link in one direction, for all groups at once.
 
         The unit is the whole array of a group: the operand of a device, or the result of an
-        all-gather. Whatever the routes are, what a set of devices must send to the others, or
-        receive, goes over the links between them; the set with the highest load per link counts.
+        all-gather. On any routes, the arrays that a set of devices must send to the others, or
+        receive, go over the links between them; the set with the highest load per link counts.
         An all-reduce is a reduce-scatter and an all-gather, one after the other.
         """
         if kind == "ragged-all-to-all":  # its bytes depend on the values
@@ -79,7 +79,7 @@ class Torus:
         return max(loads, default=0.0)
 
     def routed_load(self, pairs: Pairs) -> float:
-        """Return what the busiest link carries if arrays take shortest ways, by dimensions."""
+        """Return the load of the busiest link on shortest routes, dimension by dimension."""
         loads = Counter(
             link
             for source, target in pairs
@@ -111,7 +111,7 @@ class Torus:
 
 
 def _of_pairs(ends: npt.NDArray[np.int64], inside: npt.NDArray[np.bool_]) -> float:
-    """Return the arrays that must go into a set of devices or out of it, the more of both."""
+    """Return the arrays that must go into a set of devices or out of it: the larger number."""
     sources, targets = inside[ends].T
     return float(max((~sources & targets).sum(), (sources & ~targets).sum()))
 
@@ -122,7 +122,7 @@ def _of_groups(
     members: npt.NDArray[np.int64],
     inside: npt.NDArray[np.bool_],
 ) -> float:
-    """Return the same for groups, whose members come one group after another."""
+    """Return the arrays as ``_of_pairs`` for groups, whose members come group after group."""
     within = np.add.reduceat(inside[members].astype(int), np.cumsum(sizes) - sizes)
     outside = sizes - within
     if kind == "all-to-all":

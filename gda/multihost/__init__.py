@@ -3,7 +3,6 @@
 In this order: ``coordination`` (the only access to JAX's coordination service), ``allgather``,
 ``descriptions`` (arrays as text to compare), ``background`` (work in a thread), ``places`` (where
 each process is, and which have ended), ``meeting`` (each brings a payload, one decides), ``steps``
-(all do it, or all hear the reason), ``failure_watch`` (work on devices that fails in all),
-``agreement`` (all have the same arrays, and make the same calls), ``ending`` (a signal is the same
-answer in all).
+(all succeed, or all raise), ``failure_watch`` (work on devices that fails in all), ``agreement``
+(all have the same arrays, and make the same calls), ``ending`` (a signal to one reaches all).
 """

@@ -79,12 +79,12 @@ _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 def communicates(
     name: str, among: Callable[[dict[str, Any]], Any] = lambda given: ()
 ) -> Callable[[FunctionT], FunctionT]:
-    """Make a function ``public``, and a part of its first meeting from its first line.
+    """Make a function ``public``, and tell other processes of its errors before the first meeting.
 
-    An error before the meeting, such as that of an argument, is told to the other processes, which
-    raise a ``DisagreementError`` with it in the same call. ``among`` takes the arguments by name,
-    and returns a tree of the meshes, shardings and arrays whose processes hear of it, without any
-    of them all; or ``None`` if the call does not communicate.
+    After an error, such as that of an argument, the other processes raise a ``DisagreementError``
+    with it in the same call. ``among`` takes the arguments by name, and returns a tree of the
+    meshes, shardings and arrays whose processes are told, all processes if it has none; or ``None``
+    if the call does not communicate.
     """
 
     def decorate(function: FunctionT) -> FunctionT:
@@ -126,7 +126,7 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
     if layouts is None or coordination.service() is None:
         return
     devices: set[Device] = set()
-    with suppress(Exception):  # of what is no tree, or has no devices
+    with suppress(Exception):  # it is no tree, or has no devices
         for leaf in jax.tree.leaves(layouts):
             if is_tracer(leaf):
                 return  # in a trace nothing communicates
@@ -234,7 +234,7 @@ def checking_agreement(
 def checked(
     name: str, *, reads: bool = True
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
-    """Make a constructor check what it builds, and its arguments first if it ``reads`` long."""
+    """Make a constructor check its result, and its arguments first if it ``reads`` long."""
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
         signature = inspect.signature(construct)
@@ -276,8 +276,8 @@ def together(
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
-    First each does what it can alone, by ``prepare``, and they compare the ``request`` for it. Then
-    ``work`` takes what was prepared, and they compare the ``outcome``. If checks are off, they
+    First each prepares alone, by ``prepare``, and they compare the ``request`` for it. Then
+    ``work`` takes the prepared value, and they compare the ``outcome``. If checks are off, they
     compare the request only if ``work`` ``communicates``, and both only ``always``. Checks inside
     ``work`` are off. ``prepare`` or ``work`` must reject a mesh that is none. ``communicates`` is
     None if no option decides it.
@@ -312,7 +312,7 @@ def together(
 
 
 def tells_alone(name: str, reason: str) -> None:
-    """Tell those that wait at a call that this process has made it without communication.
+    """Tell processes that wait at a call that this one has made it without communication.
 
     They give up after a moment, unless this process comes to it as well.
     """
@@ -339,7 +339,7 @@ def check_same_call(
     A function that communicates begins with this check or ``done_by_all``, also where checks are
     off, and is decorated with ``communicates``. Afterwards the arrays of the tree are computed.
     """
-    # Here, so that an error is told at once; in a program of one process, nothing is described.
+    # Not in the step, so that an error is told at once. One process alone describes nothing.
     fields = call_fields(tree, arguments) if jax.process_count() > 1 else {}
     done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
     wait_for_arrays(name, tree, processes)
@@ -348,7 +348,7 @@ def check_same_call(
 def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = None) -> None:
     """Wait for the arrays of a tree, which some processes, by default all, may compute together.
 
-    Raises a ``LateProcessError`` if one has ended, where a read of them would never return.
+    Raises a ``LateProcessError`` if one has ended; a read of the arrays would never return.
     """
     everybody = tuple(range(jax.process_count()))
     if not everybody[1:]:
@@ -363,7 +363,7 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
 
 
 def call_fields(tree: Any, arguments: Mapping[str, object]) -> Description:
-    """Return what must be the same in all processes that make a call: layouts and arguments."""
+    """Return the layouts and arguments that must be the same in all processes of a call."""
     given = {("", argument): stable_text(value) for argument, value in arguments.items()}
     return given | describe(tree) | given  # first, and in place of a field of the same name
 
@@ -380,7 +380,7 @@ def done_by_all(
     decide: Callable[[dict[int, Any]], Any] = lambda _: None,
     **options: Any,
 ) -> Done[T]:
-    """Do a step of some processes, by default all, as ``all_do``, and compare the outcomes.
+    """Do a step of some processes, by default all, with ``all_do``, and compare the outcomes.
 
     All raise a ``DisagreementError`` if their outcomes differ, also where checks are off; it then
     waits long by default. One ``decide``s only if they agree. ``label`` is the user's name for this
@@ -447,8 +447,8 @@ def here(name: str) -> str:
 # The end of this process.
 
 
-# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
-# may wait for this one.
+# Registered after JAX's exit hook, and so called before it: JAX waits at exit for all processes,
+# which may wait for this one.
 @atexit.register
 def _end() -> None:
     service = coordination.service()

@@ -1,4 +1,4 @@
-"""Work in a thread of its own, for a caller that looks around while it waits."""
+"""Work in a thread of its own, while the caller watches other processes."""
 
 from __future__ import annotations
 

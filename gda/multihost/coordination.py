@@ -73,7 +73,7 @@ class Service:
 def service() -> Service | None:
     """Return the service, or ``None`` if ``jax.distributed.initialize`` has not started it.
 
-    A forked child has none: its calls would not return, and it would post for its parent.
+    A forked child has none: its calls would not return, and would count as its parent's.
     """
     try:
         from jax._src import distributed

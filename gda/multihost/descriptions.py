@@ -35,12 +35,12 @@ def describe(tree: Any) -> Description:
 
 
 def leaf_path(keys: Sequence[Any], within: str = "") -> str:
-    """Return the path of a leaf as text, behind the name of the tree if it is given."""
+    """Return the path of a leaf as text, after the name of its tree if it is given."""
     return path_text([jax.tree_util.keystr((key,), simple=True) for key in keys], within)
 
 
 def describe_wanted(given: dict[str, Any]) -> Description:
-    """Return the fields of the array that a constructor with these arguments is to build."""
+    """Return the fields of the array that a constructor builds from these arguments."""
     shape = check_shape(given["global_shape"])
     mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
     padded = f", padded with {given.get('fill', 0)}" if given.get("pad") else ""

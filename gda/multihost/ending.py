@@ -6,7 +6,7 @@ that came before gda had its handler, with a count of calls in place of steps.
 
 A process that got a signal announces it. Then a thread of each process holds further calls back,
 and tells how many have begun. When all have told, the answer is True at the call after the highest
-number, which no process has begun. Only threads wait for each other, and no process that computes.
+number, which no process has begun. Only these threads wait for each other, never the computation.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Ending:
             )
 
     def check(self) -> bool:
-        """Return True if all processes should save at this call: they end, or are asked to save.
+        """Return True if all processes should save at this call: to end, or by request.
 
         All processes must call it equally often; the answer is the same in all at the same call,
         and after an end always True. It communicates only after a signal.
@@ -199,7 +199,7 @@ class _Listener:
                     return  # JAX has stopped its service
                 if not self.is_closed:
                     continue
-                # There are no more: the others need not wait for them.
+                # There are no more calls, so the others need not wait for any.
                 self._put(self._round, f"calls/{self._me}", [self._calls, []])
                 return
             with self._may_call:
@@ -208,10 +208,10 @@ class _Listener:
                 self._round += 1
 
     def _agree(self, by: int) -> bool:
-        """Tell all calls and signals, and return True if the program ends."""
+        """Exchange calls and signals, and return True if the program ends."""
         if by == self._me:
             self._put(self._round, "all", self._gather())
-            # All have told, so none reads those of the round before.
+            # All have answered, so none still reads the former round.
             self._service.delete(f"{self._folder}/{self._round - 1}/")
         else:
             own = [self._calls, _sent(self._take(self._me))]
@@ -233,7 +233,7 @@ class _Listener:
         return any(notice.ends for notice in notices)
 
     def _gather(self) -> tuple[int, list[Any], list[int]]:
-        """Return the highest number of calls, all signals, and the processes that did not tell."""
+        """Return the highest number of calls, all signals, and the processes without an answer."""
         most, late = self._calls, []
         told = {self._me: self._take(self._me)}
         limit = time.monotonic() + _LATE_SECONDS
@@ -335,7 +335,7 @@ class _Handler:
         for queue in self.queues:
             queue.append((number, time.monotonic()))
         former = self._former
-        # Not if it calls this one in turn, nor Python's own, which raises KeyboardInterrupt.
+        # Unless it calls this one in turn, or is Python's own, which raises KeyboardInterrupt.
         if callable(former) and former is not signal.default_int_handler and not self._is_within:
             self._is_within = True
             try:
@@ -351,7 +351,7 @@ _jax_heard = False
 
 
 def _is_heard_by_jax() -> bool:
-    """Return True from the call on at which JAX tells all processes that one got SIGTERM."""
+    """Return True from the call at which JAX tells all processes that one got SIGTERM."""
     global _jax_heard
     with suppress(RuntimeError):  # its service is off
         _jax_heard = _jax_heard or reached_preemption_sync_point(next(_calls))

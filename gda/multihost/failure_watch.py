@@ -1,8 +1,8 @@
 """A watch over processes that work together, in which a failure of one ends the others too.
 
-A collective waits for a process that failed or died, and names none. So a process that waits for
+A collective waits for a process that failed or died, without its name. So a process that waits for
 its devices looks for a process of its machine that has ended, and for an *alarm*: a key that a
-failed process has written. Then each posts its state; one that posts none is the one to look at.
+failed process has written. Then each posts its state; one without a state is the likely cause.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _TransportError(Exception):
 
 
 class FailureWatch:
-    """A watch over ``processes``, which ascend and make one for the same works in the same order.
+    """A watch over ``processes``, ascending, each of which makes one for the same works in order.
 
     After an alarm it waits ``timeout`` seconds for the states of the others.
     """
@@ -59,7 +59,7 @@ class FailureWatch:
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """Do the work inside, and in ``begin`` all that waits for other processes.
+        """Watch the work in the block; work that waits for other processes goes to ``begin``.
 
         If the work fails here, it raises its error, or a ``LateProcessError`` if others have ended
         or do not answer. If it fails in another process, it raises a ``DisagreementError``.
@@ -84,12 +84,12 @@ class FailureWatch:
             self._post_state("")
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
-        """Begin some work that may wait for other processes; after that which was begun before."""
+        """Begin work that may wait for other processes, after all work that was begun before."""
         self._last = begun = in_thread("gda-watch", work, self._last)
         return begun
 
     def result(self, future: Future[T]) -> T:
-        """Return the result of work that was begun, unless another process fails meanwhile."""
+        """Return the result of begun work; raise if another process fails meanwhile."""
         wait_and_look(future, self._look)
         if error := future.exception():
             raise _TransportError from error
@@ -112,7 +112,7 @@ class FailureWatch:
         return self.result(self.begin(lambda: all_gather(data, self._processes)))
 
     def _look(self) -> None:
-        """Raise ``_AlarmError`` if another process has failed or has ended in the middle."""
+        """Raise ``_AlarmError`` if another process has failed, or has ended during the work."""
         if (service := self._service) is None:
             return
         with contextlib.suppress(ConnectionError):
@@ -125,7 +125,7 @@ class FailureWatch:
     def _states(
         self, service: coordination.Service, processes: Sequence[int]
     ) -> dict[int, tuple[int, str]]:
-        """Return number and failure of the last work of each process that is done with this one."""
+        """Return, for each process that has done this work, number and failure of its last one."""
         folders = [f"{self._folder}/state/"]
         if len(processes) <= MOST_NAMED:
             folders = [f"{self._folder}/state/{process}/" for process in processes]
@@ -158,7 +158,7 @@ class FailureWatch:
                 self._service.put(key, value)
 
     def _explained(self) -> Exception | None:
-        """Return the error that the states of the others explain, if they explain one."""
+        """Return the error that follows from the states of the others; ``None`` if none does."""
         if self._service is None:
             return None
         deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
@@ -166,7 +166,7 @@ class FailureWatch:
         missing = [*self._processes]
         while True:
             try:
-                # Of the missing ones alone, less and less often: process 0 answers all processes.
+                # Only the missing ones, less and less often: process 0 answers all processes.
                 states |= self._states(self._service, missing)
             except ConnectionError as error:
                 return error
@@ -207,7 +207,7 @@ def watched(work: Callable[[], T], what: str, processes: tuple[int, ...]) -> T:
 
     def look() -> None:
         nonlocal found
-        found = found or places(service)  # once: it is much to ask where there are many
+        found = found or places(service)  # once, because it takes long for many processes
         if gone := ended(service, found, processes):
             raise _ended(what, gone)
 

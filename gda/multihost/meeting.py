@@ -1,4 +1,4 @@
-"""A meeting of processes: each brings a payload, one decides, and all hear the same decision.
+"""A meeting of processes: each brings a payload, one decides, and all get the same decision.
 
 A meeting never hangs: every process raises an error with the numbers of late processes. It costs
 each process three small messages; only its first process reads all payloads. While it waits, a
@@ -57,7 +57,7 @@ _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
-# So many meetings have left nothing in the service. Known to the process that decides them.
+# The number of meetings whose keys are removed, in the process that decides them.
 _removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
@@ -147,7 +147,7 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def with_calls(error: ErrorT, calls: Iterable[str]) -> ErrorT:
-    """Return an error that ends these calls, in all processes that made them."""
+    """Return an error with the calls that it ends in all processes."""
     error.__dict__["ended"] = {*map(_call_of, calls)}, time.monotonic()
     return error
 
@@ -155,7 +155,7 @@ def with_calls(error: ErrorT, calls: Iterable[str]) -> ErrorT:
 def has_ended(call: str, error: BaseException | None, since: float) -> bool:
     """Return True if an error has ended a call, begun at ``since``, in the other processes too.
 
-    So has one that was raised while that was handled.
+    An error that was raised while such an error was handled counts too.
     """
     while error is not None:
         calls, at = error.__dict__.get("ended", ((), 0))
@@ -166,9 +166,9 @@ def has_ended(call: str, error: BaseException | None, since: float) -> bool:
 
 
 def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
-    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait for them.
+    """Make the next meeting of ``processes`` fail, without waiting for them.
 
-    The others raise the reason when they come; those of another call pass over this meeting.
+    The others raise the reason when they come; processes at another call skip this meeting.
     """
     if processes[1:] and jax.process_index() in processes:
         meeting = _next_meeting(processes, what, timeout=0)
@@ -176,7 +176,7 @@ def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
 
 
 def forget() -> None:
-    """Remove all that is kept of the meetings of this thread; no later thread may have its name."""
+    """Forget the meetings of this thread; no later thread may have its name."""
     name, service = threading.current_thread().name, coordination.service()
     for thread, processes in [*_held]:
         if thread == name:
@@ -246,7 +246,7 @@ class _Meeting:
         return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, decide: Decide) -> bytes:
-        """Return the decision; give up a moment after the timeout, also if process 0 is stopped."""
+        """Return the decision; raise a moment after the timeout, even if process 0 is stopped."""
         limit = time.monotonic() + self.timeout + SECONDS_FOR_ANSWERS
         have_come = threading.Event()
 
@@ -275,14 +275,14 @@ class _Meeting:
         heard = answer(in_thread("gda-meeting", lambda: self._heard(coming)))
         if isinstance(heard, bytes):
             return heard
-        # In this thread, or the decision would go on, unseen, after Ctrl-C here.
+        # In this thread, or the decision would go on after Ctrl-C here.
         decision = _decided(heard, decide)
         limit = time.monotonic() + self.timeout + SECONDS_FOR_ANSWERS
         answer(in_thread("gda-meeting", lambda: self._tell(decision)))
         return decision
 
     def _come(self, entry: bytes, have_come: threading.Event) -> bytes:
-        """Wait until all have come; return the decision, or nothing in the process that decides."""
+        """Wait until all have come; return the decision, or b"" in the process that decides."""
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)
@@ -310,12 +310,12 @@ class _Meeting:
         return any(each.group == call and each.alone > made_alone[call] for each in others)
 
     def _is_told(self) -> bool:
-        """Return True if the decision is there, which a process under load gets late."""
+        """Return True if the decision is there, even if this process is late to get it."""
         folder = self._key(f"{self.number}/")
         return f"{folder}decision" in self.service.list(folder)
 
     def _log_late(self) -> None:
-        """Log which processes are awaited, in the first of those that wait."""
+        """Log the processes that are awaited, in the first one that waits."""
         if jax.process_index() not in self.processes[:2]:  # the payloads may be many
             return
         waiting = {process for group in self._waiting().values() for process in group}
@@ -324,7 +324,7 @@ class _Meeting:
             logging.getLogger("gda").warning("%s: still waiting for %s", self.what, late)
 
     def _heard(self, coming: Future[bytes]) -> bytes | dict[int, bytes]:
-        """Return the decision; or, in the process that decides, the entries of all."""
+        """Return the decision, or in the process that decides the entries of all."""
         try:
             decision = coming.result()
         except (TimeoutError, ValueError):
@@ -351,7 +351,7 @@ class _Meeting:
     # A meeting that fails.
 
     def refuse(self, reason: str) -> None:
-        """Fail the meeting, for those that wait there and those that will come."""
+        """Fail the meeting, for processes that wait there and those that will come."""
         post(self.service, Place(f"{self.what}, which failed: {reason}"))
         message = f"{self.what}: process {jax.process_index()} failed: {reason}"
         if self._claims(self._group, self.number):
@@ -362,7 +362,7 @@ class _Meeting:
     def _failed(self, describe: Callable[[], _FailedMeeting]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
         with contextlib.suppress(ConnectionError):
-            post(self.service, Place(self.what))  # which no longer waits
+            post(self.service, Place(self.what))  # so that it no longer counts as waiting
         if not self._claims(self._group, self.number):
             with contextlib.suppress(TimeoutError):
                 self.service.get(self._key(f"{self.number}/failure"), timeout=10)
@@ -391,9 +391,9 @@ class _Meeting:
         return None if failure is None else self._taken_in(_FailedMeeting(*json.loads(failure)))
 
     def _taken_in(self, failure: _FailedMeeting) -> Exception:
-        """Return the error, after counting the meetings that fail with this one as held.
+        """Return the error, and count the meetings that fail with this one as held.
 
-        A process that makes another call than those that met here passes over this meeting.
+        A process at another call than those that met here skips this meeting.
         """
         if _call_of(self.what) not in failure.calls:
             raise _PassedError(failure.message)
@@ -405,7 +405,7 @@ class _Meeting:
         return failure.error
 
     def _failure_seen(self, found: dict[int, Place]) -> Callable[[], _FailedMeeting] | None:
-        """Return what describes a failure, if the meeting seems unable to take place."""
+        """Return a function that describes the failure, if the meeting cannot take place."""
         if ended(self.service, found, self.processes):
             return self._late
         for process in self.processes:
@@ -482,7 +482,7 @@ class _FailedMeeting(NamedTuple):
 
 
 def _release(service: coordination.Service, group: str, number: int) -> None:
-    """Let those that wait at the barrier of a meeting, and those that come to it, leave it at once.
+    """End the barrier of a meeting, for processes that wait there or come later.
 
     It fails because this process waits there for itself alone. JAX ends a program whose threads
     wait in its service.
@@ -492,7 +492,7 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
 
 
 def refuse_all(service: coordination.Service) -> None:
-    """Tell the others that this process ends; process 0 waits a moment for them to hear it."""
+    """Tell the others that this process ends; process 0 waits a moment for them to notice."""
 
     def post_and_release() -> None:
         post_end(service)
@@ -511,7 +511,7 @@ def refuse_all(service: coordination.Service) -> None:
 
 
 def _call_of(what: str) -> str:
-    """Return the call of a place: without the line of the program, which may be another."""
+    """Return the call of a place, without the line of the program, which may differ."""
     return (what.rpartition(" (")[0] or what).removeprefix(END_OF)
 
 

@@ -35,7 +35,7 @@ class _OfThread(threading.local):
 
 
 of_thread = _OfThread()
-# By ``call_at``: how many calls this process has made there without communication.
+# The number of calls without communication that this process has made, by ``call_at``.
 made_alone: Counter[str] = Counter()
 
 
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 @cache
 def introduce() -> None:
-    """Post this process, unless it has a place: the others notice its end before it meets them."""
+    """Post a first place of this process, so that others notice its end even before a meeting."""
     if (service := coordination.service()) is not None:
         # Construction does not communicate, and so does not fail with the service.
         with contextlib.suppress(Exception):

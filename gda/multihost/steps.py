@@ -1,4 +1,4 @@
-"""A step of all processes: either all have done it, or all hear the reason."""
+"""A step of all processes: either it succeeds in all, or all raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Done(NamedTuple, Generic[T]):
-    """A step that all have done: the result of ``work`` here, and that of ``decide``.
+    """A step that has succeeded in all: the result of ``work`` here, and that of ``decide``.
 
     ``parts`` are the results of ``share`` in the process that decided, elsewhere empty.
     """
@@ -42,7 +42,7 @@ def all_do(
     failed: type[Exception] = DisagreementError,
     shared: tuple[type[Exception], ...] = (),
 ) -> Done[T]:
-    """Do the part of this process, wait for the others, and hear the decision on all parts.
+    """Do the part of this process, wait for the others, and get the decision on all parts.
 
     Communicates and raises as ``meet``. An error of ``work``, ``share`` or ``decide`` is raised
     where it occurred, and in the other processes an error of class ``failed`` that names it.
@@ -91,8 +91,8 @@ def all_do(
         mine = work()
         entry = json.dumps({"done": share(mine)}).encode()
     except BaseException as error:
-        # The others must hear of it before this process ends; their answer does not matter here.
-        # They do not come if the work met them, and that ended this step.
+        # The others must know before this process ends; their answer does not matter. They do not
+        # come if the work met them, and that ended this step.
         if not has_ended(what, error, begun):
             with contextlib.suppress(Exception):
                 bring(json.dumps(_failure(error)).encode())

@@ -1,6 +1,6 @@
 """A digest of shape, dtype and content: equal for equal arrays, however they are sharded.
 
-It is made in three steps, and a caller can do other work between them: ``begin`` starts the sums of
+A caller can do other work between its three steps: ``begin`` starts the sums of
 blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` makes the text.
 """
 
@@ -67,7 +67,7 @@ def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) ->
             received = watch.all_gather(totals.astype("<u4").view(np.uint8).reshape(-1))
         of_all = received.view("<u4").reshape(-1, *totals.shape)
         for number in np.flatnonzero(shared).tolist():
-            # The others may have arrays of their own in the place of one of a single process.
+            # In place of an array of one process, the others may have arrays of their own.
             holders = processes_of(sharding_of(arrays[number][0]).mesh).numbers
             totals[number] = of_all[list(holders), number].sum(0, dtype=np.uint32)
     return [
@@ -154,13 +154,13 @@ def _cpu_device() -> Any:
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
-    """Return the first element of a block, with 0 for the dimensions of the numbers of a key."""
+    """Return the first element of a block; the dimensions of a key's numbers begin with 0."""
     starts = start_of(grid.block_index(number))
     return starts + (0,) * (rank - len(starts))
 
 
 def _by_numpy(blocks: dict[int, jax.Array], grid: ShardGrid) -> Words:
-    """Return the sums of small blocks, put together first if that is the whole array."""
+    """Return the sums of small blocks; if they are the whole array, they are joined first."""
     if len(blocks) < grid.num_shards:
         return add(
             sums_of_numpy(np.asarray(block), _starts(grid, number, block.ndim))

@@ -32,7 +32,7 @@ _FEW = 1 << 12  # words whose keys are kept
 def fingerprint_of_numpy(array: AnyNDArray) -> str:
     """Return the fingerprint of a NumPy array: that of a sharded array with the same content.
 
-    Works in pieces, without a copy of the whole, also of a memory map; needs no device.
+    Needs no device, and copies only a part at a time, also of a memory map.
     """
     array = np.asarray(array)
     return digest_of(array.shape, array.dtype, sums_of_numpy(array))
@@ -45,7 +45,7 @@ def digest_of(shape: Sequence[int], dtype: Any, sums: npt.ArrayLike) -> str:
     'a9c67c6ed3926209'
     """
     total = np.asarray(sums, np.uint32).reshape(-1, LANES).sum(0, dtype=np.uint32)
-    # Not a hash of both: as it is, other sums always give another digest.
+    # Not a hash of both, so that other sums always give another digest.
     return (_head_of(tuple(shape), dtype) ^ total).astype("<u4").tobytes().hex()
 
 
@@ -163,7 +163,7 @@ def _sums_of_words(words: Words, keys: Iterable[Words]) -> Words:
 # position is the sum of the constants of the bits that are set. So wherever a dimension is
 # split, the key is a sum of one part for the row and one for the column.
 
-ORIGIN = -1  # the constants of what every position has
+ORIGIN = -1  # a constant of every position
 WORD = -2  # those of the number of a word in its element
 
 

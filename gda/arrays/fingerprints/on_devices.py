@@ -51,10 +51,10 @@ _WORDS_AT_A_TIME = 512
 class _Rows(NamedTuple):
     """A part of a block, as rows of the same length: ``chunks`` of each lead, one after another.
 
-    A lead is what a block has at one place in the dimensions before ``axis``.
+    A *lead* is the elements at one place in the dimensions before ``axis``.
     """
 
-    first: int  # where in a lead they begin, in elements
+    first: int  # element in a lead
     chunks: int
     columns: int  # elements of a row
 
@@ -133,7 +133,7 @@ def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
 
 
 class PendingSums:
-    """The share of some blocks in a fingerprint, on which devices may still be working."""
+    """The share of some blocks in a fingerprint, which devices may still compute."""
 
     __slots__ = ("_parts",)
 
@@ -150,12 +150,12 @@ class PendingSums:
         return self.result().tolist()
 
 
-# On the devices. One program for all devices that hold blocks of an array, because JAX compiles for
+# On the devices. All devices that hold blocks of an array run one program, because JAX compiles for
 # each set of devices anew.
 
 
 def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
-    """Return the sums of each block on its device, uint32 ``[LANES * blocks]``, not waited for."""
+    """Begin the sums of each block on its device: uint32 ``[LANES * blocks]``."""
     run, arguments = prepared(blocks, starts)
     sums = run(*arguments)
     sums.copy_to_host_async()
@@ -174,7 +174,7 @@ def prepared(
 
 
 def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
-    """Return an array over a line of devices whose parts are the blocks, which XLA can sum up.
+    """Return the blocks as an array over a line of devices, with bits that XLA can sum up.
 
     Only blocks in the memory of the host are moved. With ``waits``, floats below 32 bits on CPU are
     waited for, and become integers without a copy.
@@ -208,7 +208,7 @@ def _line_of(devices: tuple[Device, ...]) -> Mesh:
 
 
 def cache_of_arrays(maxsize: int) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Cache what a function makes on devices, until the user deletes ``jax.live_arrays()``."""
+    """Cache the arrays that a function makes, until the user deletes ``jax.live_arrays()``."""
 
     def decorate(function: Callable[..., Made]) -> Callable[..., Made]:
         cached = lru_cache(maxsize)(function)

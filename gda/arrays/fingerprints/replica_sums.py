@@ -42,7 +42,7 @@ _BITS_OF_ROW = 7  # of the number of a word in a row; each block begins a new ro
 
 
 def sums_of_replicas(arrays: Sequence[jax.Array]) -> list[Words]:
-    """Return the sums of each array over all blocks of this process, replicas too.
+    """Return the sums of each array over all blocks of this process, with replicas.
 
     They are uint32 ``[devices of this process, LANES]``. Never communicates. PRNG keys count by
     their numbers.
@@ -89,7 +89,7 @@ def _for_line(array: jax.Array) -> jax.Array:
 
 
 def _rows_of(array: jax.Array) -> int:
-    """Return the rows that a block has in a line of words."""
+    """Return the number of rows of a block in a line of words."""
     words = math.prod(array.sharding.shard_shape(array.shape)) * width_of(array.dtype)[1]
     return -(-words >> _BITS_OF_ROW)
 

@@ -1,4 +1,4 @@
-"""The speeds of a device: its products, its links, and the parts of both that were measured."""
+"""The speeds of a device: its products and links, as published, and the measured parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
     collectives: Mapping[str, tuple[Fit, ...]]
 
     def fit(self, kind: str, devices: int) -> Fit:
-        """Return the fit of the largest groups that are not larger, else of the smallest."""
+        """Return the fit of the largest groups of at most ``devices``, or else of the smallest."""
         fits = self.collectives.get(kind) or self.collectives["any"]
         return max((fit for fit in fits if fit.devices <= devices), default=fits[0])
 

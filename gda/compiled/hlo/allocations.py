@@ -145,7 +145,7 @@ def _instruction_of(
 
 
 def _opcode_of(instruction: Instruction | None, computations: Mapping[str, Computation]) -> str:
-    """Return the operation, inside fusions that before changes of type and form."""
+    """Return the operation; of a fusion, the one before changes of type and form."""
     body = None
     while instruction is not None:
         if instruction.opcode == "fusion":

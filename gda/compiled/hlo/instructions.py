@@ -14,7 +14,7 @@ from gda.compiled.hlo.groups import numbers
 
 Shape = tuple[int, ...]
 
-# Anything of these forms is reported, even of an unknown kind.
+# All operations of these forms are reported, even unknown kinds.
 COLLECTIVE = r"(?:all-|collective-|reduce-scatter|ragged-all-|send)[\w\-]*"
 _CALLS = (
     "calls|to_apply|body|condition|branch_computations|true_computation|false_computation"
@@ -218,7 +218,7 @@ class Computation:
 
     @cached_property
     def ended_elsewhere(self) -> set[str]:
-        """The names of the collectives that a TPU begins here and ends in another computation."""
+        """The names of collectives that a TPU begins here and ends in another computation."""
         lines = [name for name, text in self.lines.items() if _BEGINS in text]
         read = filter(None, map(self.instruction, lines))
         return {operand for instruction in read for operand in instruction.operand_names}
@@ -235,9 +235,8 @@ class Computation:
 def parse_computations(text: str) -> tuple[dict[str, Computation], str]:
     """Return the computations of a module by name, and the name of its entry.
 
-    Raises ``ValueError`` for text that is not whole: a statement or a computation without its end,
-    a computation without a ROOT, or a name that is not defined. Otherwise all that follows could
-    be lost in silence.
+    Raises ``ValueError`` for incomplete text, which would be lost in silence: a statement or a
+    computation without its end, a computation without a ROOT, or a name that is not defined.
     """
     computations: dict[str, Computation] = {}
     current: Computation | None = None
@@ -288,7 +287,7 @@ def parse_computations(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def _depths(bare: str, line: str) -> list[int]:
-    """Return how many brackets of each kind a line opens, less those that it closes."""
+    """Return the brackets of each kind that a line opens, less those that it closes."""
     if '"' in bare:
         raise unreadable(line, "a quote has no end")
     return [bare.count(opening) - bare.count(closing) for opening, closing in ("()", "[]", "{}")]

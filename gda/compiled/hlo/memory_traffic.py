@@ -52,7 +52,7 @@ class MemoryTraffic:
         return tuple(int(each) for each in found if each)
 
     def of_argument(self, computation: Computation, name: str) -> int:
-        """Return the bytes that are read of an argument, each element once."""
+        """Return the bytes of an argument that are read, each element once."""
         return int(self._accessed(computation, name))
 
     # Reads.
@@ -68,7 +68,7 @@ class MemoryTraffic:
         return 0 if instruction is None else sum(each.nbytes for each in leaves(instruction.type))
 
     def _read(self, computation: Computation, user: str, position: int, whole: float) -> float:
-        """Return the bytes that an instruction reads of one operand."""
+        """Return the bytes of one operand that an instruction reads."""
         instruction = computation.instruction(user)
         if instruction is None:
             return whole
@@ -84,7 +84,7 @@ class MemoryTraffic:
         return whole
 
     def _accessed(self, computation: Computation, name: str) -> float:
-        """Return the bytes that all users in a computation read of a value, at most all of it."""
+        """Return the bytes of a value that all users in a computation read, at most all."""
         whole = self._nbytes(computation, name)
         if name == computation.root:
             return whole
@@ -105,7 +105,7 @@ class MemoryTraffic:
         return min(total, whole)
 
     def _accessed_in_tuple(self, computation: Computation, name: str, index: int) -> float:
-        """Return the bytes that loops read of an element of a tuple that they carry."""
+        """Return the bytes of an element of a carried tuple that loops read."""
         total = 0.0
         for user, _ in self._users_in(computation.name).get(name, ()):
             instruction = computation.instruction(user)
@@ -126,7 +126,7 @@ class MemoryTraffic:
     # Writes.
 
     def _written(self, computation: Computation, name: str) -> list[float]:
-        """Return the bytes that are written of each result of an instruction."""
+        """Return the bytes of each result that an instruction writes."""
         instruction = computation.instruction(name)
         if instruction is None:
             return []

@@ -59,7 +59,7 @@ class KernelCosts(NamedTuple):
     def product_of(
         self, known: Product | None, target: str, op_name: str, place: Place
     ) -> Product | None:
-        """Return the product of a custom call, of which its text tells ``known``."""
+        """Return the product of a custom call, whose text gives ``known``."""
         names = {target, *op_name.split("/")}
         choices = [{self.given[name] for name in names & {*self.given}}]
         if known is not None and known.flops is None:

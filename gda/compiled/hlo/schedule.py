@@ -29,7 +29,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)".*?"cost_model_type":"COST_MODE
 
 
 class Step(NamedTuple):
-    """An instruction that takes time, of one device.
+    """An instruction of one device that takes time.
 
     Attributes:
       products: its products.
@@ -159,7 +159,7 @@ def read_collectives(modules: Iterable[Module]) -> tuple[Collective, ...]:
 
 
 class _ScheduleReader:
-    """The steps of one module: of a computation all, or those alone that communicate or call."""
+    """The steps of one module: all of a computation, or only those that communicate or call."""
 
     def __init__(self, module: Module, costs: KernelCosts = _NO_COSTS) -> None:
         self.module, self.costs = module, costs
@@ -202,7 +202,7 @@ class _ScheduleReader:
             return self._communication(computation, name, instruction, step)
         if opcode == "while":
             times = trip_count(instruction, computation, self.module.computations)
-            # Of a test, which is a small kernel, the communication alone takes time.
+            # A test is a small kernel, so only its communication takes time.
             tests = [self.steps(each, False) for each in instruction.called("condition")]
             often = None if times is None else times + 1
             test = step._replace(bodies=(*filter(None, tests),), times=often)
@@ -265,7 +265,7 @@ class _ScheduleReader:
 
 
 def _beginning(computation: Computation, instruction: Instruction) -> str:
-    """Return the name of the operation that an end or an update continues."""
+    """Return the name of the operation that an instruction ends or updates."""
     name = instruction.operand_names[0]
     before = computation.instruction(name)
     if before is not None and before.opcode.endswith("-update"):

@@ -59,7 +59,7 @@ def advice_of(rehearsal: RehearsalFacts) -> tuple[Advice, ...]:
 
 
 def shortfall_of(rehearsal: RehearsalFacts, advice: Sequence[Advice]) -> str:
-    """Return the words for a program that does not fit with all advice together; else empty."""
+    """Return text about a program that does not fit even with all advice; else empty."""
     capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
     if rehearsal.fits is not False or capacity is None or peak is None:
         return ""
@@ -79,7 +79,7 @@ def shortfall_of(rehearsal: RehearsalFacts, advice: Sequence[Advice]) -> str:
 
 
 def _temporary_bytes(rehearsal: RehearsalFacts) -> int:
-    """Return the bytes of temporaries, or those of all but the arguments if it does not fit."""
+    """Return the bytes of temporaries, or if it does not fit, of all but the arguments."""
     held = (rehearsal.peak_bytes or 0) - rehearsal.argument_bytes
     return rehearsal.temporary_bytes or max(held, 0)
 
@@ -113,7 +113,7 @@ def _repeated(rehearsal: RehearsalFacts) -> Iterator[Advice]:
 
 
 def _temporaries(rehearsal: RehearsalFacts) -> Iterator[Advice]:
-    """Yield the bytes that temporaries must lose, if the program would fit then."""
+    """Yield the bytes by which temporaries must shrink, if the program would then fit."""
     capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
     if not rehearsal.temporaries or capacity is None or peak is None or peak <= capacity:
         return
@@ -132,7 +132,7 @@ def _temporaries(rehearsal: RehearsalFacts) -> Iterator[Advice]:
 
 
 def _shardings(rehearsal: RehearsalFacts) -> Iterator[Advice]:
-    """Yield for arguments of the same shape and spec the one that further axes would shard."""
+    """Yield a sharding over further axes for arguments of one shape and spec."""
     alike: dict[tuple[str, Shape, tuple[SpecEntry, ...]], list[ArgumentBytes]] = {}
     for each in rehearsal.arguments:
         if each.spec is not None and not each.is_on_host:
@@ -156,7 +156,7 @@ def _shardings(rehearsal: RehearsalFacts) -> Iterator[Advice]:
 
 
 def _is_worth(saved: int, seconds: float | None, rehearsal: RehearsalFacts) -> bool:
-    """Return True if the program does not fit, or if memory is saved that costs little time."""
+    """Return True if the program does not fit, or if saving the memory costs little time."""
     if rehearsal.fits is False:
         return True
     capacity, step = rehearsal.capacity_bytes, rehearsal.seconds.estimate
@@ -177,7 +177,6 @@ def _donations(rehearsal: RehearsalFacts) -> Iterator[Advice]:
 
 
 def _copied(rehearsal: RehearsalFacts) -> Iterator[Advice]:
-    """Yield the caches that a scan copies."""
     copied = [each for each in rehearsal.arguments if each.copied_at is not None]
     nbytes = sum(each.nbytes for each in copied)
     if copied and _is_much(nbytes, rehearsal):

@@ -34,7 +34,7 @@ _LINES_SHOWN = 3
 def parts_of(
     rehearsal: RehearsalFacts, advice: Sequence[str], shortfall: str = ""
 ) -> list[str | Table]:
-    """Return the report on a rehearsal, with advice on it and the words for what that lacks."""
+    """Return the report on a rehearsal, with the advice and the text of ``shortfall_of``."""
     parts: list[str | Table] = [_headline(rehearsal), ""]
     parts += [Table(_memory_cells(rehearsal), {"per device"}), "", *_notes(rehearsal), ""]
     if rehearsal.fits is False:
@@ -63,7 +63,7 @@ def _notes(rehearsal: RehearsalFacts) -> list[str]:
 
 
 def repetition_of(rehearsal: RehearsalFacts) -> str:
-    """Return the words for work that several devices do; empty for little of it."""
+    """Return text about work that several devices repeat; empty for little of it."""
     times, num_devices = rehearsal.repetitions or 1, rehearsal.num_devices
     if num_devices == 1 or times < _REPEATED:
         return ""
@@ -78,9 +78,9 @@ def repetition_of(rehearsal: RehearsalFacts) -> str:
 
 
 def distance_of(rehearsal: RehearsalFacts) -> str:
-    """Return the words for a time that is far above that of the work, divided by the devices.
+    """Return text about a time far above that of the work divided by the devices.
 
-    They name the lines of the largest results that are not sharded over all devices. Empty if the
+    It names the lines of the largest results that are not sharded over all devices. Empty if the
     time is near, or a figure is unknown.
     """
     seconds, num_devices = rehearsal.seconds, rehearsal.num_devices
@@ -140,7 +140,7 @@ def _times(rehearsal: RehearsalFacts) -> list[str]:
 
 
 def omissions_of(rehearsal: RehearsalFacts) -> str:
-    """Return the words for work that the estimate does not have."""
+    """Return text about work that the estimate omits."""
     return f"not counted: {listed([*map(printable, rehearsal.seconds.not_counted)])}"
 
 
@@ -166,7 +166,6 @@ def _memory_cells(rehearsal: RehearsalFacts) -> list[list[str]]:
 
 
 def _argument_table(arguments: Sequence[ArgumentBytes]) -> list[str | Table]:
-    """Return the table of the largest arguments."""
     header = ["largest arguments", "array", "spec", "per device", ""]
     return array_table(header, arguments, _argument_cells, lambda each: each.nbytes)
 
@@ -180,7 +179,6 @@ def _argument_cells(argument: ArgumentBytes) -> list[str]:
 
 
 def _temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> list[str | Table]:
-    """Return the table of the largest temporaries."""
     header = ["largest temporaries", "whole shape", "from", "sharded over", "per device"]
     cells_of = partial(_temporary_cells, num_devices=num_devices)
     return array_table(header, temporaries, cells_of, lambda each: each.nbytes)
@@ -231,7 +229,7 @@ def _places(rehearsal: RehearsalFacts) -> list[str | Table]:
 
 
 def _large_temporaries(rehearsal: RehearsalFacts) -> list[str | Table]:
-    """Return the lines of those that take much of the peak, if they have whole shapes."""
+    """Return the lines of large temporaries with whole shapes, which take much of the peak."""
     least = (rehearsal.peak_bytes or 0) / _LEAST_OF_PEAK
     large = [each for each in rehearsal.temporaries if each.nbytes >= least]
     if rehearsal.fits is False or not any(each.whole_shape for each in large):

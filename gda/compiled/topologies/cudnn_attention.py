@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 # The dimensions of arrays: batch, tokens, heads, size; a bias may have 1 in place of the first two.
 _QUERY, _KEY, _SUMS, _BIAS = "b t n h", "b s k h", "b n t", "c d e f"
 
-_lock = threading.RLock()  # the function of JAX is one for all threads
+_lock = threading.RLock()  # all threads share the function of JAX
 
 
 class _Form(NamedTuple):
@@ -46,7 +46,7 @@ def traced_without_card() -> Iterator[None]:
         ) -> Any:
             try:
                 return of_jax(query, key, value, bias, mask, **options)
-            except RuntimeError:  # of arguments it has other errors
+            except RuntimeError:  # wrong arguments raise other errors
                 if options.get("implementation") != "cudnn" or query.dtype.itemsize != 2:
                     raise
             return _attention_of_any_rank(query, key, value, bias, mask, options)

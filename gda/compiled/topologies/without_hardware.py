@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def without_hardware() -> Iterator[None]:
-    """Stop compilers from looking for hardware and a server in this block, unless there is some."""
+    """Keep compilers from looking for hardware and a server in this block, unless there is some."""
     wanted = ({} if _has_tpu() else _WITHOUT_TPU) | ({} if _has_gpu() else _WITHOUT_GPU)
     with _lock:
         before = {name: os.environ.get(name) for name in wanted}

@@ -1,7 +1,7 @@
-"""The floating-point operations of a traced function, loops counted.
+"""The floating-point operations of a traced function, with each iteration of its loops.
 
-XLA's own count, ``cost_analysis``, has the body of a loop once, so that a model that scans over its
-layers has one of them. A trace knows the lengths of its loops.
+XLA's own count, ``cost_analysis``, counts the body of a loop once: one layer of a model that scans
+over its layers. A trace knows the lengths of its loops.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def flops_of(
     A product of [m, k] and [k, n] has 2 m k n: a multiplication and an addition for each term. One
     of complex numbers is three of real numbers. A convolution has twice its output times the inputs
     of one output element. Of branches, the most expensive counts. The rest of a program, element by
-    element, is not counted. A kernel has what ``costs`` says by its name or target, or its author.
-    None if there is a ``ragged_dot``, or if a loop of unknown length or another kernel has such
-    operations. Without ``again``, the products that ``jax.checkpoint``
+    element, is not counted. A kernel has the operations that ``costs`` gives by its name or target,
+    or those of its author. None if there is a ``ragged_dot``, or if a loop of unknown length or
+    another kernel has such operations. Without ``again``, the products that ``jax.checkpoint``
     computes a second time are omitted.
     """
     if isinstance(jaxpr, ClosedJaxpr):
@@ -52,7 +52,7 @@ def flops_of(
 
 
 def _flops_of_equation(equation: Any, again: bool, costs: Mapping[str, float]) -> float | None:
-    """Return the operations of an equation and of the functions inside; None as ``flops_of``."""
+    """Return the operations of an equation and of its inner functions; None as ``flops_of``."""
     name, params = equation.primitive.name, equation.params
     if not again and _AGAIN in str(equation.source_info.name_stack):
         return 0.0
@@ -98,7 +98,7 @@ def costs_of(jaxpr: Any, given: Mapping[str, float]) -> KernelCosts:
 
 
 def _equations_of(jaxpr: Any, *around: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield each equation, followed by those whose functions it is in, from the innermost."""
+    """Yield each equation with those around it, the innermost first."""
     for equation in jaxpr.eqns:
         yield equation, *around
         for inner in inner_of(equation):

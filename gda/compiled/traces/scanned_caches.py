@@ -35,7 +35,7 @@ def scanned_caches(jaxpr: Any) -> dict[int, tuple[str, int]]:
 def _follow(
     jaxpr: Any, given: Sequence[_Value | None], found: dict[int, tuple[str, int]]
 ) -> list[_Value | None]:
-    """Return the arguments that the results of a function are, for those that it is given."""
+    """Return the argument that each result of a function is, from the ``given`` ones."""
     values = dict(zip(jaxpr.invars, given, strict=True))
 
     def value(var: Any) -> _Value | None:

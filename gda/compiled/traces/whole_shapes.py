@@ -25,7 +25,7 @@ _OF_BLOCKS = ("shard_map", "pallas_call")  # their bodies have shapes on one dev
 def with_whole_shapes(
     temporaries: Sequence[Temporary], jaxpr: Any, mesh_shape: Mapping[str, int]
 ) -> tuple[Temporary, ...]:
-    """Return the temporaries with the shapes of the arrays that they are blocks of.
+    """Return the temporaries with the whole shapes of their arrays.
 
     A product is a result of the products of its line, if one fits. Any other temporary may be of
     any operand or result. If not exactly one of their shapes fits, the whole shape stays unknown.
