@@ -12,7 +12,7 @@ import pytest
 from training import DATA, check, state_of, train
 
 import gda
-from gda.checkpoint import CorruptionError, Run, saving, shared_folders
+from gda.checkpoint import CorruptionError, Run, SaveError, saving, shared_folders
 from gda.checkpoint.runs import resuming
 from gda.checkpoint.runs import run as run_module
 from gda.checkpoint.step_folders import folder
@@ -89,19 +89,36 @@ def test_a_run_with_damaged_steps_alone_does_not_begin_anew(tmp_path: Path) -> N
     assert run.steps() == [100, 200, 300]
 
 
+def refuse(*_: Any) -> Any:
+    raise PermissionError(13, "Permission denied")
+
+
 def test_an_error_of_the_store_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path)
-
-    def refuse(*_: Any) -> Any:
-        raise PermissionError(13, "Permission denied")
-
     monkeypatch.setattr(FileStore, "read_into", refuse)
     with pytest.raises(PermissionError):
         Run(tmp_path, every=100).resume(state_of(0))
     monkeypatch.undo()
     assert Run(tmp_path, every=100).resume(state_of(0))[1] == 300
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("reads_once", [False, True])
+def test_an_error_of_the_store_in_one_process_is_no_damage(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_once: bool
+) -> None:
+    run = saved(shared_tmp_path)
+    run.steps()  # all wait
+    with monkeypatch.context() as patch:
+        if jax.process_index() == 1:
+            patch.setattr(FileStore, "read_into", refuse)
+        with pytest.raises((PermissionError, SaveError), match="Permission denied"):
+            Run(shared_tmp_path, every=100).resume(state_of(0), read_once=reads_once)
+    state, step = Run(shared_tmp_path, every=100).resume(state_of(0), read_once=reads_once)
+    assert step == 300
+    check(state, 300)
 
 
 @pytest.mark.processes(2, devices=4)
