@@ -174,10 +174,7 @@ class MeshAndSpec(NamedTuple):
 def mesh_and_spec(
     mesh: MeshLike | AbstractMesh, spec: SpecLike | None, kinds: tuple[type, ...] = (Mesh,)
 ) -> MeshAndSpec:
-    """Return the mesh and spec that the user gave, unchecked, or those of a sharding instead.
-
-    ``kinds`` are the classes of meshes that will do.
-    """
+    """Return the given mesh, of the classes ``kinds``, and spec, or those of a sharding."""
     if isinstance(mesh, kinds):
         if spec is None:
             raise TypeError(
@@ -227,10 +224,7 @@ def mesh_on(device: Device) -> Mesh:
 
 
 def mesh_of_all(devices: Iterable[Device]) -> Mesh | None:
-    """Return a mesh of some devices, in the order of their ids; ``None`` of none.
-
-    Devices of different platforms may have the same id.
-    """
+    """Return a mesh of devices in the order of platforms and ids; ``None`` without devices."""
     in_order = sorted(set(devices), key=lambda device: (device.platform, device.id))
     return Mesh(np.array(in_order), ("device",)) if in_order else None
 

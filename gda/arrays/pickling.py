@@ -33,10 +33,7 @@ class State(NamedTuple):
 
 
 def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) -> State:
-    """Return array and layout in a form that any process can read.
-
-    ``shape`` is that of the array without padding, if it has padding.
-    """
+    """Return array and layout for any process; ``shape`` is that without padding, if any."""
     mesh: Any = sharding.mesh
     is_key = is_extended(array.dtype)
     # The numbers of keys come from a program over all devices, which one process cannot run alone.

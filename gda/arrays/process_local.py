@@ -106,10 +106,7 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
 
 @lru_cache(maxsize=256)
 def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedSharding:
-    """Return the sharding of the local array of this process, each block where it is.
-
-    Raises as ``local_array_of``.
-    """
+    """Return the sharding of the local array; raises as ``local_array_of``."""
     view_of(global_shape, mesh, spec).check_regular()
     return named_sharding(global_shape, mesh.local_mesh, spec)
 

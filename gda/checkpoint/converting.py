@@ -120,10 +120,7 @@ def _merged(merge: Callable[[list[Any], int], Sequence[Any]], leaf: Any) -> Any:
 
 
 def _that_fit(tree: Any, kind: FileKind, skips: bool) -> tuple[Any, list[str]]:
-    """Return a tree with ``None`` for each leaf that files of a kind cannot hold, and their paths.
-
-    Unless it ``skips`` them, such leaves raise ``ValueError``.
-    """
+    """Return a tree without leaves that files of a kind cannot hold, and their paths, or raise."""
     keyed, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
     reasons = [_misfit(kind, leaf) for _, leaf in keyed]
     named = zip(("/".join(names_of(keys)) for keys, _ in keyed), reasons, strict=True)

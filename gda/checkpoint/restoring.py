@@ -191,10 +191,7 @@ def restore(
 
 @dataclass
 class _Restore:
-    """A restore, whose methods are its steps in their order.
-
-    With ``read_once``, the processes of ``together`` run them together.
-    """
+    """A restore, whose methods are its steps in order; processes ``together`` share reads."""
 
     path: Any
     store: Store

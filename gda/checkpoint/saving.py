@@ -331,10 +331,7 @@ class Save:
         return self
 
     def begin(self, tree: Any) -> Begun:
-        """Compare the calls of all processes; process 0 claims the path, and names the directory.
-
-        Nothing slow comes before, and no array is waited for.
-        """
+        """Compare the calls of all processes; process 0 claims the path. Waits for no array."""
         seconds = min(self._timeout, timeout_of_checks())
         begun, _ = self.begin_if(lambda _: (True, None), None, tree, seconds, _SHARED)
         assert begun is not None
@@ -474,10 +471,7 @@ class Save:
         return True
 
     def link(self, taken: Taken, keeps: bool = False) -> Taken:
-        """Link the arrays that are those of the base; then no block of them is left to write.
-
-        ``keeps`` is that of ``take``. Does nothing without a base, or if it was done.
-        """
+        """Link arrays that equal the base, once, if there is one; ``keeps`` is that of ``take``."""
         if taken.linkable is None:
             return taken
         stores, claim = taken.linkable, taken.begun.claim
@@ -516,10 +510,7 @@ class Save:
         return Writer(self.store, claim.data, replace(self._options, max_workers=at_a_time))
 
     def commit(self, taken: Taken) -> CommittedSave:
-        """Write the chunks of this process; when all are written, process 0 writes the manifest.
-
-        Then it removes the old data.
-        """
+        """Write the chunks of this process; then process 0 commits, and removes the old data."""
         writer = self._writer(taken.begun.claim)
 
         def write() -> dict[str, Any]:

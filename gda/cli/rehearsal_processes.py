@@ -37,10 +37,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class RehearsalRequest(NamedTuple):
-    """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
-
-    ``examples`` and ``price`` are those of ``gda.rehearse``.
-    """
+    """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology."""
 
     file: str
     function: str

@@ -77,10 +77,7 @@ class ArgumentBytes(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class RehearsalFacts:
-    """The fields of a ``Rehearsal``, which describes them, and the figures that follow from them.
-
-    The report and the advice read them.
-    """
+    """The fields that ``Rehearsal`` describes, and the figures that follow from them."""
 
     name: str
     device_kind: str

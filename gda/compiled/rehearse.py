@@ -114,10 +114,7 @@ def rehearsal_of(
     costs: Mapping[str, float] | None = None,
     is_last: bool = False,
 ) -> Rehearsal:
-    """Rehearse a call; the program may have keywords with names of options.
-
-    Advice is rehearsed as well, unless this ``is_last``.
-    """
+    """Rehearse a call, and advice on it unless ``is_last``; it may have keywords of any name."""
     given_costs = {} if costs is None else dict(costs)
     figures = [(f"costs[{name!r:.80}]", each) for name, each in given_costs.items()]
     for name, given in (("examples", examples), ("price", price), *figures):
@@ -419,10 +416,7 @@ def _arguments(
     mesh: Mesh | None,
     copied: Mapping[int, tuple[str, int]],
 ) -> Iterator[ArgumentBytes]:
-    """Yield the arrays of the call, in its order, with their names in the user's signature.
-
-    Those that a program does not use are omitted, since JAX does not pass them.
-    """
+    """Yield the used arrays of the call in order, with their names in the user's signature."""
     leaves = jax.tree_util.tree_flatten_with_path(stage.args_info)[0]
     names = [leaf_path(path[1:], "arguments") for path, _ in leaves]
     if isinstance(stage, Traced) and (given_names := stage.jaxpr.jaxpr.debug_info.arg_names):

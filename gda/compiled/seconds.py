@@ -191,10 +191,7 @@ class _Rates:
         )
 
     def least_memory(self, step: Step) -> float:
-        """Return the time for bytes that cannot be in the cache; without one, all count.
-
-        A kernel that is not known may access a part of its arrays alone.
-        """
+        """Return the time for bytes that surely come from memory, and not from a cache."""
         if any(each.kernel for each in step.products):
             return 0.0
         return sum(max(0, each - self.cache_bytes) for each in step.arrays) / self.bandwidth

@@ -392,10 +392,7 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
 
 
 def _is_to_itself(given: socket.socket) -> bool:
-    """Return True if a socket has connected to itself, because nothing listens at its port.
-
-    It would keep an offer from listening there.
-    """
+    """Return True if a socket has connected to itself, because nothing listens at its port."""
     with suppress(OSError):
         return given.getsockname() == given.getpeername()
     return False

@@ -137,10 +137,7 @@ def pull(
 
 @dataclass
 class _Pull:
-    """A pull, whose methods are its steps in their order; all processes run them.
-
-    They communicate after each: either all have done it, or all raise.
-    """
+    """A pull, whose methods are its steps in order; all processes run each, or all raise."""
 
     offer: OfferToPull
     request: Request

@@ -94,10 +94,7 @@ class Versions(Generic[T]):
         return f"has version {self.current or None} and no later one"
 
     def get(self, run: str, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
-        """Return a version that a pull keeps, and the event that is set when it is dropped.
-
-        Waits until this process has that version too.
-        """
+        """Wait for a version that a pull keeps; return it, and the event that it is dropped."""
 
         def is_here() -> bool:
             if self.current and run != self.run:

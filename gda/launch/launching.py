@@ -308,10 +308,7 @@ def _asked_to_end(
 def _ask_to_end(
     processes: Sequence[_Process], signals: _Signals, ending: _EndOfRun, grace: float
 ) -> None:
-    """Ask the processes to clean up and end, except the failed one, which ends anyway.
-
-    It waits ``grace`` seconds for them, and no longer after a Ctrl-C.
-    """
+    """Ask the processes to end, and wait ``grace`` seconds, no longer after a Ctrl-C."""
     for process in processes:
         if process.index != ending.process:
             process.popen.send_signal(ending.asks_with)

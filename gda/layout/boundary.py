@@ -94,10 +94,7 @@ def _name_near_keyword(error: BaseException, function: Callable[..., Any]) -> No
 
 
 def frame_of_caller() -> tuple[FrameType | None, int]:
-    """Return the first frame outside gda, and its ``stacklevel`` for a warning.
-
-    A frame of what runs code for gda, such as JAX, is none of the caller.
-    """
+    """Return the first frame of the caller, not of gda or JAX, and its ``stacklevel``."""
     frame, level = sys._getframe(1), 1
     while frame is not None and _package_of(frame) in _NOT_OF_CALLER:
         frame, level = frame.f_back, level + 1

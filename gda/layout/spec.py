@@ -254,10 +254,7 @@ def nearest_sizes(size: int, ways: int) -> str:
 def fitting_specs(
     axes: AxesByDimension, shape: Shape, mesh_shape: Mapping[str, int]
 ) -> list[AxesByDimension]:
-    """Return a few specs that divide ``shape``, those nearest to ``axes`` first.
-
-    Nearest means: most axes left where they were, then most shards.
-    """
+    """Return a few specs that divide ``shape``: with the fewest moved axes, then most shards."""
     wanted = {name: dimension for dimension, names in enumerate(axes) for name in names}
     movable = [name for name, size in mesh_shape.items() if size > 1]
     places: list[list[int | None]] = [[None, *range(len(shape))] for _ in movable]

@@ -49,10 +49,7 @@ def table(
 
 
 def _fitting(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return the widths, the largest of them reduced to one that lets all of them fit.
-
-    None is reduced below its least.
-    """
+    """Return widths that fit: the largest are reduced to one width, none below its ``least``."""
     if sum(widths) <= room:
         return [*widths]
 

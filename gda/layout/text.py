@@ -49,7 +49,7 @@ def path_text(names: Iterable[object], within: str = "") -> str:
 def join_some(parts: Sequence[str], most: float = math.inf) -> str:
     """Return the first few of many parts of a message, and the number of the others.
 
-    Of several parts, as many are shown as ``most`` characters hold, but always the first.
+    They have at most ``most`` characters, unless the first alone has more.
     """
     shown = [*parts[:MOST_NAMED]]
     while len(shown) > 1 and len("; ".join(shown)) > most:

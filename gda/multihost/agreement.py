@@ -312,10 +312,7 @@ def together(
 
 
 def tells_alone(name: str, reason: str) -> None:
-    """Tell processes that wait at a call that this one has made it without communication.
-
-    They give up after a moment, unless this process comes to it as well.
-    """
+    """Tell processes that wait at a call that this one has made it alone; they give up soon."""
     if jax.process_count() == 1 or threading.current_thread() is not threading.main_thread():
         return
     if (service := coordination.service()) is not None:

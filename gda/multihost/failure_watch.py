@@ -44,10 +44,7 @@ class _TransportError(Exception):
 
 
 class FailureWatch:
-    """A watch over ``processes``, ascending, each of which makes one for the same works in order.
-
-    After an alarm it waits ``timeout`` seconds for the states of the others.
-    """
+    """A watch over ``processes``, ascending, each of which makes one for the same works."""
 
     def __init__(self, what: str, processes: tuple[int, ...], timeout: float) -> None:
         _begun[processes] += 1

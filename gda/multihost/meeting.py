@@ -391,10 +391,7 @@ class _Meeting:
         return None if failure is None else self._taken_in(_FailedMeeting(*json.loads(failure)))
 
     def _taken_in(self, failure: _FailedMeeting) -> Exception:
-        """Return the error, and count the meetings that fail with this one as held.
-
-        A process at another call than those that met here skips this meeting.
-        """
+        """Return the error, and count the meetings that fail with it, which other calls skip."""
         if _call_of(self.what) not in failure.calls:
             raise _PassedError(failure.message)
         for processes, number in failure.also:

@@ -47,10 +47,7 @@ def paragraph(line: str) -> str:
 def html_table(
     rows: Sequence[Sequence[str]], right: Container[str] = (), has_names: bool = True
 ) -> str:
-    """Return a table of texts; the first row may have the names of the columns.
-
-    The columns of the names in ``right`` are aligned to the right.
-    """
+    """Return a table of texts, with names of columns first; those in ``right`` align right."""
     first = rows[0] if rows else ()
     css = [' class="gda-right"' if name in right else "" for name in first]
 

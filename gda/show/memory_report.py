@@ -151,10 +151,7 @@ def _cells_of_array(row: ArrayMemory) -> list[str]:
 
 
 def _table_of_devices(report: MemoryReport) -> list[str | Table]:
-    """Return a table with a row for each run of devices whose numbers read the same.
-
-    Below it is a line for the devices that are not shown.
-    """
+    """Return a table with a row for each run of equal devices, and a line for the omitted ones."""
     trees = [*dict.fromkeys(name for each in report.devices for name in each.by_tree)]
     groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:

@@ -178,9 +178,9 @@ def has_masked_values(value: object) -> bool:
 
 
 def array_here(value: Any) -> Any:
-    """Return an array of JAX with all its data in this process, and any other value as it is.
+    """Return the array of JAX in a value, or any other value as it is.
 
-    Raises ``ValueError`` for an array that this process cannot read without the others.
+    ``ValueError`` for an array of which only other processes have some parts.
     """
     value = settled(value)
     if is_tracer(value):  # which has a method __jax_array__ that is None
@@ -363,10 +363,7 @@ class _TensorStore(AsyncSource):
 
 
 def typed(source: Source, dtype: np.dtype[Any] | None) -> Source:
-    """Return a source whose elements, if NumPy has no type for them, have the given one.
-
-    ``TypeError`` for one of another size.
-    """
+    """Return a source with the type for elements without a NumPy type; ``TypeError`` if unfit."""
     if dtype is None or not is_raw(source.dtype):
         return source
     if dtype.itemsize != source.dtype.itemsize:

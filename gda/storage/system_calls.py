@@ -11,10 +11,7 @@ Call = Callable[[memoryview, int], int]
 
 
 def in_calls(call: Call, memory: Any) -> int:
-    """Call until all of the memory is done, or a call does nothing; return the bytes done.
-
-    One call of the system does at most 2 GiB, and may do less than it was given.
-    """
+    """Call, for at most 2 GiB each, until all is done or a call does nothing; return the bytes."""
     view, done = memoryview(memory), 0
     if view.nbytes:  # or it has no cast
         view = view.cast("B")

@@ -102,10 +102,7 @@ def raise_first(answers: list[Answer], call: str) -> None:
 
 
 def in_order_of_blame(answers: list[Answer]) -> list[Answer]:
-    """Return the answers, the likely causes of the others first.
-
-    A process that died makes others raise, and may be noticed later than these.
-    """
+    """Return the answers, likely causes first: a death makes others raise before it is seen."""
     ranks = {"died": 0, "raised": 1, "hung": 1, "behind": 2, "returned": 3}
     return sorted(answers, key=lambda answer: (ranks[answer.ending], answer.at))
 

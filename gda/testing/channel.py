@@ -94,10 +94,7 @@ def _find(module_name: str, name: str, file: str | None) -> Any:
 
 
 def _module(name: str, file: str | None) -> ModuleType:
-    """Return a module by its name, or by its file if the name does not import this file.
-
-    Only pytest can import many test modules by name.
-    """
+    """Return a module by its name, or by its file if the name does not import that file."""
     if file is None:
         return importlib.import_module(name)
     if file in _modules_of_files:

@@ -169,9 +169,9 @@ atexit.register(end_servers)
 
 
 def serve(file_descriptor: int, modules: Sequence[str]) -> Callable[[], None] | None:
-    """Import modules; then fork a process for every request.
+    """Import modules, then fork a process for every request.
 
-    It returns in each of these, with the function that is to be called there, and at its end.
+    Return in each of these, with the function to call there; and at the end, with ``None``.
     """
     for number in _SIGNALS:  # it ends with its connection
         signal.signal(number, signal.SIG_IGN)

@@ -102,10 +102,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _tear_down_unshared(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the fixtures of earlier tests, in this process, that the next test does not share.
-
-    pytest kept them because this test shares them by its place.
-    """
+    """End fixtures of this process that the next test does not share, which pytest has kept."""
     runner = item.config.pluginmanager.get_plugin("runner")
     assert runner is not None
     call = pytest.CallInfo.from_call(

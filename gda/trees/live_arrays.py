@@ -168,10 +168,7 @@ def _layout_of(
 
 
 def _addresses(array: jax.Array) -> list[int] | None:
-    """Return the addresses of the blocks of an array, by device; None if they are unknown.
-
-    JAX splits a sharded array for them, in 10 to 20 µs a block, and keeps the parts with it.
-    """
+    """Return the addresses of blocks by device, for which JAX splits the array; None if unknown."""
     try:
         if array.sharding.num_devices == 1:
             return [array.unsafe_buffer_pointer()]

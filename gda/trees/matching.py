@@ -205,7 +205,7 @@ def mesh_and_spec_of(
 ) -> tuple[Any, PartitionSpec | None]:
     """Return mesh and spec of an entry of ``specs_per_leaf``, or a sharding and ``None``.
 
-    It is a sharding too for a leaf that stays in another memory than the default.
+    A leaf that stays in another memory than the default has a sharding too.
     """
     if not isinstance(found, PartitionSpec):
         return found, None

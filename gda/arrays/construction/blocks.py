@@ -52,10 +52,7 @@ class BorrowedBlock(np.ndarray[Any, Any]):
 
 
 def check_in_callback(array: Any) -> None:
-    """Raise ``ValueError`` if a data callback runs that may not compute with an array.
-
-    Processes would compute slices of it in one program, each with another index: wrong values.
-    """
+    """Raise ``ValueError`` for an array of several processes, whose slices they would mix."""
     if not isinstance(array, jax.Array) or is_tracer(array):
         return
     if not (array.is_fully_addressable or array.is_fully_replicated):

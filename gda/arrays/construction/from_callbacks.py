@@ -230,10 +230,7 @@ def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
 
 
 def _memory_of(array: Any) -> int | None:
-    """Return the address of a block that may have been filled again; ``None`` for any other.
-
-    A read-only array may be every block, such as each row of ``numpy.broadcast_to``.
-    """
+    """Return the address of a block that may be filled again; ``None`` if it is read-only."""
     if isinstance(array, jax.Array):
         if is_tracer(array) or array.is_deleted() or is_extended(array.dtype):
             return None

@@ -171,10 +171,7 @@ class _LocalPlan:
 def _blocks_at_once(
     local: np.ndarray[Any, Any], plan: _LocalPlan, copy: bool | None, buffers: Buffers | None
 ) -> list[Block]:
-    """Return the blocks in memory of gda's own, in a third of the time of a reader.
-
-    Raises if JAX does not have the dtype, or if a value does not fit the one that it has.
-    """
+    """Return the blocks in memory of gda, quicker than a reader; raise if values do not fit."""
     is_done = copy is False
     final = narrowed_dtype(local.dtype, "local data of dtype ")
     if local.dtype != final:

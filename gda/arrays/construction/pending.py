@@ -113,10 +113,7 @@ class PendingArray:
         self._note(error)
 
     def is_sent_from(self, number: int, data: np.ndarray[Any, Any]) -> bool:
-        """Send a complete block from the memory of a source, if possible; return True if it was.
-
-        In any thread; returns when it is sent.
-        """
+        """Send a complete block, and wait for it, if its memory allows; return True then."""
         if data.dtype != self.reader.dtype or not self.reader.borrows(data):
             return False
         sent = self.plan.sent(number, data)

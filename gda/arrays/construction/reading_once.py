@@ -95,10 +95,7 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
 
 
 class _SharedArray:
-    """An array, and the moves that fill its shared blocks; the moves are equal in all processes.
-
-    ``numbers`` are those of the shared blocks in this process.
-    """
+    """An array, its shared blocks of this process by ``numbers``, and the moves that fill them."""
 
     def __init__(
         self, pending: PendingArray, options: Options, report: Callable[[int], object]

@@ -132,10 +132,7 @@ def _few_keys(sizes: Shape, start: Shape) -> list[Words]:
 
 
 def _keys_of(sizes: Shape, start: Sequence[int]) -> Iterator[Words]:
-    """Yield, for each lane, the keys of the words of a part, whose last size is their number.
-
-    ``start`` is where the part begins in the whole.
-    """
+    """Yield, for each lane, the keys of the words of a part that begins at ``start``."""
     rank = len(start)
     sides = [
         keys_from(constants_of(dimension), first, size).reshape(LANES, -1, *(1,) * (rank - axis))

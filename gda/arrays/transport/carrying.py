@@ -251,10 +251,7 @@ class _MovingArray:
 
 @lru_cache(maxsize=256)
 def _mesh_of_both(source: Mesh, target: Mesh) -> tuple[Mesh, dict[Device, int]]:
-    """Return a mesh of the devices of two meshes, ordered by id, and the place of each device.
-
-    Ids alone are not enough: devices of another platform may have the same.
-    """
+    """Return a mesh of the devices of two meshes, ordered by id, and the place of each device."""
     mesh: Any = mesh_of_all([*devices_of(source), *devices_of(target)])
     return mesh, {device: number for number, device in enumerate(devices_of(mesh))}
 

@@ -162,10 +162,7 @@ _Layout = tuple[Shape, NamedSharding]
 def _copies(
     shape: Shape, now: _Layout, wanted: _Layout
 ) -> dict[Shape, list[tuple[Device, Any, Any]]]:
-    """Return the parts of each new block by its start: a device, and their places in both blocks.
-
-    The layouts may have padding beyond ``shape``.
-    """
+    """Return, by start of each new block, its parts: a device, and their places in both blocks."""
     whole = index_at((0,) * len(shape), shape)
     held: dict[Shape, tuple[Device, Index]] = {}
     for device, block in _boxes(*now).items():

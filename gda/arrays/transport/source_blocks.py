@@ -51,10 +51,7 @@ class SourceArray:
         reading: AbstractContextManager[Any],
         written: Shape | None = None,
     ) -> SourceArray:
-        """Return the blocks of a source; errors as ``source_of``.
-
-        ``written`` are the chunks of the target, of which a block never has a part.
-        """
+        """Return the blocks of a source, of whole ``written`` chunks; errors as ``source_of``."""
         source = source_of(value)
         block_shape = source.shape
         if 0 not in source.shape:

@@ -127,10 +127,7 @@ class DeviceStaging:
 
 
 def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the unsigned integer as wide as a narrow float or a dtype that NumPy lacks.
-
-    NumPy copies such integers five times as fast. Any other dtype stays.
-    """
+    """Return an unsigned integer for a narrow float or a dtype that NumPy lacks, else the dtype."""
     is_plain = dtype.kind != "V" and not is_narrow(dtype)
     return dtype if is_plain else np.dtype(f"u{dtype.itemsize}")
 

@@ -96,10 +96,7 @@ def _saved(path: Any, timeout: float) -> tuple[str, str, dict[Path, Leaf]]:
 def _leaves_of(
     tree: Any, saved: Mapping[Path, Leaf], arguments: Mapping[str, Any], timeout: float
 ) -> dict[Path, Leaf]:
-    """Return the records of a tree, with the fingerprints that the comparison needs.
-
-    All processes must call it. ``arguments`` must be the same in all.
-    """
+    """Return the records of a tree, with the needed fingerprints; all processes must call it."""
     wait_for_arrays(_NAME, tree)
     leaves = saved_leaves(flatten(tree)[1], Options(max_bytes=_MAX_BYTES))
     seconds = min(timeout, timeout_of_calls())

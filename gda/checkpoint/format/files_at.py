@@ -39,10 +39,7 @@ def has_marks(store: Store) -> bool:
 
 
 def has_manifest(store: Store) -> bool:
-    """Return True if there is a manifest of gda, damaged or not; other programs have some too.
-
-    Raises ``ValueError`` if it is not a regular file.
-    """
+    """Return True for a manifest of gda, even damaged; ``ValueError`` if it is no regular file."""
     try:
         begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
     except (FileNotFoundError, NotADirectoryError):

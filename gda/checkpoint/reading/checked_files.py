@@ -101,10 +101,7 @@ class Files:
         return f"{self.manifest.data}/{array.name}/{file}"
 
     def check(self, chunks: Iterable[Chunk], last_of: Mapping[int, int]) -> None:
-        """Raise ``CorruptionError`` unless sizes of files are right, and the metadata of arrays.
-
-        That of an array is checked after its last chunk.
-        """
+        """Check sizes of files, and after the last chunk of an array its metadata."""
         for number, chunk in chunks:
             array = self.manifest.arrays[number]
             with self._about(number, chunk):

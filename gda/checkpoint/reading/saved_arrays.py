@@ -86,10 +86,7 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
 
 
 def tree_of_sources(store: Store, manifest: Manifest) -> Any:
-    """Return the saved tree with a ``LazyArray`` for each array.
-
-    PRNG keys and numbers of NumPy, which no source gives, and values of this process are read.
-    """
+    """Return the saved tree with a ``LazyArray`` for each array; keys and numbers are read."""
     chunks = ChunkCache(Files(store, manifest))
     return unflatten(manifest.structure, [_value_of(leaf, chunks) for leaf in manifest.leaves])
 

@@ -431,10 +431,7 @@ def _steps(numbers: Iterable[int]) -> str:
 
 
 def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics whose copies to the host have begun, without a wait for the device.
-
-    Raises ``TypeError`` for what is no mapping of numbers by name.
-    """
+    """Begin to copy metrics to the host; ``TypeError`` if they are no mapping of numbers."""
     if not isinstance(metrics, Mapping):
         raise TypeError(
             "metrics must be a dict of numbers by name, such as {'loss': 0.5}, not "

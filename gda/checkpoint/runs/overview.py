@@ -111,10 +111,7 @@ class Overview(Report):
 
 
 def overview_of(path: Any, timeout: float) -> Overview | None:
-    """Return the steps in a folder; ``None`` if there are none and it is no run of gda.
-
-    Reads the manifests. A step that the training removes meanwhile is omitted.
-    """
+    """Return the steps in a folder, from their manifests; ``None`` without steps or a run."""
     folder = RunFolder(path, timeout)
     if has_marks(folder.store()):
         return None

@@ -529,10 +529,7 @@ class Run:
             self._phase = "going on"
 
     def _own(self, only: int | None, options: Mapping[str, Any] | None = None) -> None:
-        """Become the owner of the folder, list its steps, and notice signals from now on.
-
-        ``options`` are those of ``resume``, which all processes must give alike.
-        """
+        """Own the folder, list its steps, notice signals; ``options`` of ``resume`` must agree."""
         resumes = options is not None
         agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
         found = done_by_all(
@@ -683,10 +680,7 @@ class Run:
             self._hear_end(end, failure, logs_errors)
 
     def _end_of_running(self, have_failed: Sequence[bool]) -> dict[str, Any] | None:
-        """Return the failure of the save in flight, in process 0; ``None`` if it succeeded.
-
-        Raises if another program is the reason.
-        """
+        """Return the failure of the save in flight, in process 0; raise if the owner changed."""
         failed = [process for process, has_failed in enumerate(have_failed) if has_failed]
         if self._running is None or not failed:
             return None

@@ -283,10 +283,7 @@ class RunFolder:
         return rest
 
     def take_out(self, name: str) -> str:
-        """Take a step out of the listing, to remove it; return the name of what is left.
-
-        A directory gets a name that no save has, and needs no space for that.
-        """
+        """Take a step out of the listing, by a rename or a mark; return the name of its rest."""
         store = self.store()
         self.known.discard(name)
         if isinstance(store, FileStore):
@@ -490,10 +487,7 @@ class RunFolder:
             yield store
 
     def _read(self, name: str) -> dict[str, Any]:
-        """Return the fields of a small file; nothing if there is none.
-
-        Raises ``CorruptionError`` if they do not fit their checksum.
-        """
+        """Return the fields of a small file, empty without one; ``CorruptionError`` if damaged."""
         store = self.store()
         try:
             fields = json.loads(store.read(name, _MOST_BYTES))

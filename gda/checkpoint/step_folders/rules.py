@@ -81,10 +81,7 @@ def milestones(steps: Collection[int], every: int) -> set[int]:
 
 
 def best_first(values: Mapping[int, float], *, is_highest: bool) -> list[int]:
-    """Return the steps from the best to the worst; of equal ones the newer is better.
-
-    NaN is never best.
-    """
+    """Return the steps from the best to the worst: the newer of equal ones, and NaN never best."""
     sign = -1 if is_highest else 1
     ranked = [(sign * value, -step) for step, value in values.items() if not math.isnan(value)]
     return [-step for _, step in sorted(ranked)]

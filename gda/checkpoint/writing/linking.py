@@ -29,10 +29,7 @@ _COMPARED_BYTES = 4096  # of a file
 
 @dataclass(frozen=True)
 class Links:
-    """The links from a base to the checkpoint that a writer writes.
-
-    Its methods are its steps in their order.
-    """
+    """The links from a base to a new checkpoint; its methods are its steps in their order."""
 
     writer: Writer
     store: FileStore  # of the writer

@@ -74,10 +74,7 @@ class DeviceKind:
 
 
 def gpu_capacity(memory_bytes: int) -> int:
-    """Return the part of the memory of a GPU that JAX takes: by default 75 %.
-
-    The environment sets another part, here as on the GPU.
-    """
+    """Return the part of a GPU's memory that JAX takes: 75 %, or as the environment sets it."""
     names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
     given = next((os.environ[name] for name in names if os.environ.get(name)), "0.75")
     try:
@@ -125,10 +122,7 @@ def _tpu(
     smallest_ring: int | None = None,
     die_link: float | None = None,
 ) -> DeviceKind:
-    """Return a row; ``bandwidth``, ``ici``, ``dcn`` and ``die_link`` in GB/s and one direction.
-
-    ``device_kinds`` are separated by commas, here and in ``_gpu``.
-    """
+    """Return a row; rates are in GB/s and one direction, ``device_kinds`` between commas."""
     bf16 = teraflops["bf16"]
     passes = {"f32": bf16, "f32.high": bf16 / 3, "f32.highest": bf16 / 6}
     speeds = DeviceSpeeds(

@@ -64,10 +64,7 @@ _AXIS_PART = re.compile(r"(?:'([^']*)'|([^',:]+))(?::\((\d+)\)(\d+))?")
 
 
 def parse_groups(text: str) -> Groups | None:
-    """Return replica groups of any form that XLA prints; None for an unknown form.
-
-    ``()`` is the empty list, which stands for all devices.
-    """
+    """Return replica groups of any form of XLA's, ``()`` for all devices; None if unknown."""
     text = text.strip()
     if re.fullmatch(r"\{[\s\d,{}]*\}", text):
         inner = re.findall(r"\{([\d,\s]*)\}", text[1:-1])

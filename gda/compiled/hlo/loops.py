@@ -65,10 +65,7 @@ def _value(
     computations: Mapping[str, Computation],
     depth: int = 0,
 ) -> _Value:
-    """Return an integer of a loop; None if it takes more than simple steps to find.
-
-    Without ``arguments`` the only parameter has the values that the loop carries.
-    """
+    """Return an integer of a loop, by default of its parameter; None if it is hard to find."""
     instruction = computation.instruction(name)
     if instruction is None or depth > _MAX_DEPTH:
         return None

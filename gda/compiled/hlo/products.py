@@ -148,10 +148,7 @@ def flops_of_attention(target: str, config: str, width: int) -> float | None:
 def _flops_of_convolution(
     instruction: Instruction, inputs: Shape, kernel: Shape, result: Shape
 ) -> float | None:
-    """Return the operations of a convolution; a product on TPUs is one.
-
-    Multiplications with padding do not count.
-    """
+    """Return the operations of a convolution, as a product on TPUs is, without its padding."""
     labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes["dim_labels"])
     if labels is None:
         return None

@@ -71,10 +71,7 @@ def with_whole_shapes(
 
 
 def _divides(block: Shape, shape: Shape) -> bool:
-    """Return True if each dimension of a block divides one or more neighbours of the shape.
-
-    XLA merges dimensions, and adds some of 1.
-    """
+    """Return True if each dimension of a block divides neighbours of the shape, merged by XLA."""
     if not block:
         return not shape
     return any(

@@ -167,10 +167,7 @@ class Relocation:
         return Routes(ids, None if has_slots else self._pairs())
 
     def _pairs(self) -> dict[Lane, IntArray]:
-        """Return the lanes that carry anything, with senders and receivers: int64 ``[pairs, 2]``.
-
-        O(pieces of all processes), in NumPy.
-        """
+        """Return the used lanes, with senders and receivers: int64 ``[pairs, 2]``, in NumPy."""
         found: defaultdict[Lane, list[IntArray]] = defaultdict(list)
         for run in self._flow.runs():
             far = self._flow.far_pieces(run)

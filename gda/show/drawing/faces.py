@@ -152,10 +152,7 @@ class Face:
 
 
 def folded(parts: int, most: int) -> list[int]:
-    """Return the starts of at most ``most`` cells that share the parts, and the end.
-
-    All hold equally many if a number not much larger than needed divides the parts.
-    """
+    """Return the starts of at most ``most`` cells that share the parts evenly, and the end."""
     needed = -(-parts // most)
     step = next((s for s in range(needed, 2 * needed) if parts % s == 0), needed)
     return [*range(0, parts, step), parts]

@@ -16,10 +16,7 @@ _FROM_BOX = 9  # of the lines that measure a side
 
 
 class Picture:
-    """A subject on its sheet.
-
-    Its ``faces`` from the front, with their places, show every block once, except for omitted ones.
-    """
+    """A subject on its sheet; its ``faces`` show every block once, except for omitted ones."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject

@@ -72,10 +72,7 @@ def parse_strings(text: bytes) -> dict[str, str]:
 
 
 def parse_key_kinds(text: bytes) -> dict[str, str | None]:
-    """Return the implementation of typed PRNG keys by name, and ``None`` for other arrays.
-
-    The text is a file of ``array_metadatas``, of the arrays that one process has written.
-    """
+    """Return PRNG key implementations by name, or ``None``, from a file of ``array_metadatas``."""
     content = _of(dict, parse_json(text.decode()), "it")
     found: dict[str, str | None] = {}
     for each in _of(list, content.get("array_metadatas"), "array_metadatas"):

@@ -42,10 +42,7 @@ _MSGPACK = "a file of msgpack is read by flax.serialization.msgpack_restore"
 
 
 def folder_of_item(path: Any) -> tuple[OrbaxFolder, list[str]]:
-    """Return the folder of an item, or of the only tree of a run; errors as ``open_orbax``.
-
-    The files are those of an item of JSON: one, or one for each process in their order.
-    """
+    """Return the folder of an item or of the only tree, and the files of an item of JSON."""
     folder = OrbaxFolder(open_store(path, _TIMEOUT))
     folder.check_finished()
     if folder.has_tree():

@@ -183,7 +183,7 @@ class Box(NamedTuple):
         return tuple([slice(low, high + 1) for low, high in zip(first, last, strict=True)])
 
     def parts(self, chunks: Shape) -> Iterator[tuple[range, ...]]:
-        """Yield ranges of digits, whose parts are each to be read as their hull.
+        """Yield ranges of digits; the part of each is read as its hull.
 
         Digits are read one by one if two of them touch more chunks together than apart.
         """

@@ -119,10 +119,7 @@ class _ViewSource(Source):
 
 
 class _AsyncViewSource(AsyncSource, _ViewSource):
-    """The reader of a view of sources that read concurrently.
-
-    All reads straight into the block begin at once; others a few at a time, in buffers.
-    """
+    """The reader of a view of asynchronous sources: reads into buffers begin a few at a time."""
 
     def begin(self, index: Index, out: _Memory) -> Future:
         plan = self._plan(index, out)

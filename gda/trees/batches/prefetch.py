@@ -219,10 +219,7 @@ class _Made(NamedTuple):
 
 
 class _BatchThread(threading.Thread):
-    """A thread that makes batches, until the iterator ends, an error or ``stop``.
-
-    The thread keeps this and not the ``Prefetched``, which may become garbage meanwhile.
-    """
+    """A thread that makes batches until the end; it must not refer to the ``Prefetched``."""
 
     def __init__(
         self, source: Iterator[Any], place: Callable[[Any], Any], size: int, x64: bool

@@ -58,10 +58,7 @@ def groups_in_rows(leaves: Mapping[int, WrittenArray]) -> Iterator[dict[int, Rel
 
 
 def in_rows(group: Mapping[int, Relayout], name: str) -> dict[int, WrittenArray]:
-    """Return the arrays of a group in rows. Communicates, in all processes of the program.
-
-    ``name`` is the function that the user called.
-    """
+    """Move a group of arrays into rows, for the function ``name``; all processes must call it."""
     arrays = reshard_all([*group.values()], name, _PIECE_BYTES)
     grids = [relayout.target for relayout in group.values()]
     return dict(zip(group, written_arrays(arrays, grids, are_copies=True), strict=True))

@@ -178,10 +178,7 @@ def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts:
 
 
 def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | Any]:
-    """Return an arrival or a value for every leaf; ``None`` outside of the path.
-
-    Without layouts every array but keys becomes a NumPy array.
-    """
+    """Return an arrival or a value for every leaf at the path; ``None`` for the others."""
     at, (name, places, problems) = request.at, _layouts_given(request, tree)
     results: list[Arrival | Any] = []
     made: dict[Any, Arrival] = {}
@@ -299,10 +296,7 @@ def _requested_like(request: Request, tree: RecordedTree) -> RequestedTree:
 
 
 def _paths_in(recorded: Collection[Path], paths: Sequence[Path]) -> list[Path]:
-    """Return each path with the keys of the recorded leaf that has it, or has its text.
-
-    Orbax writes the key 0 of a dict as "0".
-    """
+    """Return the recorded path for each path; keys may differ in type, as ``0`` and ``"0"``."""
     rest = {*recorded} - {*paths}
     by_text = {tuple(map(str, path)): path for path in rest}
     return [
