@@ -33,6 +33,7 @@ LESS = {
     "import jax": "gda is not imported",
     "a shape that divides": "gda itself: no block is padded",
     "GlobalArray": "gda itself: no padding",
+    "dataclasses with an array each, registered with JAX": "no methods of an array, no layout",
     "the same collectives alone": "no array: the buffers are filled before",
     "loopback between processes and memory within": "bytes, but no array",
     "plain sockets between as many processes": "bytes, but no array and no checksum",

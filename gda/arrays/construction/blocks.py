@@ -310,7 +310,7 @@ class BlockReader:
                 "number or a list of them, or convert it, such as with block.astype('float32') or "
                 "dtype="
             )
-        if is_extended(wanted):
+        if self.wanted_dtype is not None and is_extended(wanted):
             raise self.keys_error(index, value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
