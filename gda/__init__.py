@@ -58,6 +58,7 @@ _MODULE_OF = {
     # Many processes.
     "launch": "gda.launch",
     "check_processes_agree": "gda.multihost.agreement",
+    "checking_agreement": "gda.multihost.agreement",
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
     "check_replicas_agree": "gda.trees.replicas",

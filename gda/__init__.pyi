@@ -41,6 +41,7 @@ from gda import checkpoint as checkpoint
 from gda.trees.files.store import store as store
 from gda import launch as launch
 from gda.multihost.agreement import check_processes_agree as check_processes_agree
+from gda.multihost.agreement import checking_agreement as checking_agreement
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.trees.replicas import check_replicas_agree as check_replicas_agree

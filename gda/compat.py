@@ -21,7 +21,6 @@ from gda.arrays.transport.carrying import Relayout
 from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, processes_of, sharding_of
 from gda.multihost.agreement import communicates, if_checked, together
-from gda.multihost.descriptions import describe
 from gda.trees.batches.host_arrays import (
     DataPartitionType,
     global_to_host_array,
@@ -57,7 +56,7 @@ def host_local_array_to_global_array(local_inputs: Tree, global_mesh: Mesh, pspe
 
     Each leaf is built by ``GlobalArray.from_process_local``. An array that is global already, with
     parts in other processes, is returned unchanged. Communicates only to check that processes
-    agree, inside ``with gda.check_processes_agree()``: then all processes of the mesh must call it.
+    agree, inside ``with gda.checking_agreement()``: then all processes of the mesh must call it.
 
     Args:
       local_inputs: a pytree of arrays, PRNG keys and scalars.
@@ -80,7 +79,7 @@ def host_local_array_to_global_array(local_inputs: Tree, global_mesh: Mesh, pspe
     def work(_: object) -> Any:
         return _placed(local_inputs, global_mesh, pspecs)
 
-    return together(_NAME, global_mesh, work, describe)
+    return together(_NAME, global_mesh, work)
 
 
 @set_module("gda.compat")

@@ -34,7 +34,6 @@ from test_other_arguments import (
 import gda
 from gda import checkpoint
 from gda.multihost import meeting
-from gda.multihost.agreement import checking_agreement
 
 SECONDS = 40  # many times the need, and below the limits of checks
 
@@ -192,12 +191,12 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
     world = World()
     _ = world.path, world.model
     is_me = jax.process_index() == ME
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         for call, cases in CASES.items():
             for given, kind in cases:
                 began = time.monotonic()
                 with (
-                    checking_agreement(call in CHECKING),
+                    gda.checking_agreement(call in CHECKING),
                     pytest.raises(kind if is_me else gda.DisagreementError) as caught,
                 ):
                     call(world, **given if is_me else {})
@@ -212,7 +211,7 @@ def test_an_error_of_an_array_with_padding_is_told_to_all() -> None:
     world, is_me = World(), jax.process_index() == ME
     kind, said = (ValueError, None) if is_me else (gda.DisagreementError, f"process {ME} failed")
     padded = gda.PaddedArray.from_source(batch(13, 2), world.mesh, P("x"))
-    with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
+    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())
 
 
@@ -245,7 +244,7 @@ def test_timeout_bounds_the_wait_for_the_others(call: Any, shared_tmp_path: Path
     _ = world.path
     over = shared_tmp_path / "over"
     if jax.process_index() != ME:
-        with checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
+        with gda.checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
             call(world, timeout=1)
         over.touch()
     wait_for([over])
@@ -311,14 +310,14 @@ def test_a_process_with_nothing_to_say_lets_no_other_wait(
 ) -> None:
     monkeypatch.setattr(meeting, "_PATIENCE", 2.0)
     world, is_me = World(), jax.process_index() == ME
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         _ = world.path, world.model
     expected = Exception if is_me else (gda.DisagreementError, gda.LateProcessError)
     wrong: list[str] = []
     for number, (call, others) in enumerate(SILENT):
         given, began, caught = others(world), time.monotonic(), None
         try:
-            with checking_agreement(checks):
+            with gda.checking_agreement(checks):
                 call(world, **given if is_me else {})
         except expected as error:
             caught = error
@@ -329,10 +328,10 @@ def test_a_process_with_nothing_to_say_lets_no_other_wait(
         if not is_me:
             over.touch()
         wait_for([over])  # no other call of the process tells the others
-        with checking_agreement(False):
+        with gda.checking_agreement(False):
             gda.check_processes_agree(0, name="in step", timeout=SECONDS)
     assert not wrong
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         world.check_nothing_is_lost()
 
 

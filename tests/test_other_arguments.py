@@ -12,7 +12,6 @@ from meshes import batch, cut, is_right, mesh_of, one_folder, ordered_mesh
 
 import gda
 from gda import checkpoint
-from gda.multihost.agreement import checking_agreement
 
 ME = 1  # the process with the other argument
 NUMBERS = np.arange(3, dtype=np.int32)
@@ -261,14 +260,14 @@ def test_another_argument_in_one_process_is_named_in_all(
     world: World, call: Any, checks: bool
 ) -> None:
     for case in CASES[call]:
-        with checking_agreement(checks, timeout=60):
+        with gda.checking_agreement(checks, timeout=60):
             others = case.others(world)
             is_other = jax.process_index() == ME
             with pytest.raises(case.own if is_other else gda.DisagreementError) as caught:
                 call(world, **others if is_other else {})
         if not is_other or case.own is gda.DisagreementError:
             assert case.said in str(caught.value), case.argument
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         world.check_nothing_is_lost()
 
 
@@ -282,7 +281,7 @@ def test_a_process_that_does_not_take_part_is_named_when_it_communicates_next(
         checkpoint.restore(**given, read_once=jax.process_index() != ME)
         world.g.gather()
 
-    with checking_agreement(False), pytest.raises(gda.DisagreementError) as caught:
+    with gda.checking_agreement(False), pytest.raises(gda.DisagreementError) as caught:
         restore_and_gather()
     said = "process 1: call GlobalArray.gather, processes 0, 2, 3: gda.checkpoint.restore"
     assert said in str(caught.value)

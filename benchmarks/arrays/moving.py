@@ -29,7 +29,6 @@ from gda.arrays.transport import carrying
 from gda.arrays.transport.carrying import exchange_of
 from gda.layout.reshard.rounds import Relocation, Streams
 from gda.mesh import mesh_of_all, own_settings
-from gda.multihost.agreement import checking_agreement
 from gda.multihost.allgather import all_gather
 from gda.testing.pool import Pool
 
@@ -199,7 +198,7 @@ def seconds(way: str, move: Move, *args: Any) -> float:
     """Return how long this process takes."""
     if way not in ("loopback", "collectives"):
         _array(move).block_until_ready()
-    with checking_agreement(False):  # the pool switches it on; a training run would not
+    with gda.checking_agreement(False):  # the pool switches it on; a training run would not
         start = time.perf_counter()
         jax.block_until_ready(WAYS[way](move, *args))
         return time.perf_counter() - start

@@ -20,7 +20,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gda
 from benchmarks.pairs import Side
 from benchmarks.work import AtMost, Floor, Within, Work
-from gda.multihost.agreement import checking_agreement
 from gda.testing.pool import Pool
 
 DEVICES = 8  # in all processes together
@@ -115,7 +114,7 @@ def public_each(is_aligned: bool) -> Any:
 
 def seconds(step: Callable[[bool], Any], is_aligned: bool) -> float:
     """Return how long this process takes for some steps, each of which waits for its arrays."""
-    with checking_agreement(False):  # the pool switches it on; a training run would not
+    with gda.checking_agreement(False):  # the pool switches it on; a training run would not
         start = time.perf_counter()
         for _ in range(STEPS):
             jax.block_until_ready(step(is_aligned))

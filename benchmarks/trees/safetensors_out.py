@@ -26,7 +26,6 @@ from benchmarks.pairs import Side
 from benchmarks.work import Faster, OfSpeed, WithinMiB, Work
 from gda.arrays.process_local import distinct_shards
 from gda.mesh import grid_of_array
-from gda.multihost.agreement import checking_agreement
 from gda.testing.pool import Pool
 
 PROCESSES, DEVICES = 4, 2
@@ -106,7 +105,7 @@ def seconds(way: str, model: Model, folder: str) -> float:
     """Return how long this process takes."""
     jax.block_until_ready(_tree(model))
     gda.check_processes_agree({}, name="ready")
-    with checking_agreement(False, timeout=600):
+    with gda.checking_agreement(False, timeout=600):
         start = time.perf_counter()
         WAYS[way](model, folder)
         return time.perf_counter() - start

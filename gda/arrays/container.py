@@ -108,7 +108,7 @@ class Container:
     ) -> Self:
         """Build an array block by block: one call for each distinct block of this process.
 
-        Does not communicate, unless inside ``gda.check_processes_agree()``. Indices and blocks of a
+        Does not communicate, unless inside ``gda.checking_agreement()``. Indices and blocks of a
         ``PaddedArray`` are without padding; there is no call for padding alone.
 
         Args:

@@ -36,12 +36,12 @@ from gda.layout.text import join_some
 from gda.multihost.agreement import (
     call_fields,
     communicates,
-    done_by_all,
     timeout_of_checks,
     wait_for_arrays,
 )
 from gda.multihost.descriptions import Description
 from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.places import here
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
@@ -365,7 +365,7 @@ class Save:
             of_paths = dict(zip(paths, numbers, strict=True))
             return Begun(structure, given, of_paths, _Claim(""), self._base)
 
-        def outcome(begun: Begun) -> Description:
+        def agreed(begun: Begun) -> Description:
             values, numbers = values_of(begun.given), begun.numbers
             tied = len(begun.given) < len(numbers)
             told = {**arguments, "tied arrays": [*numbers.values()]} if tied else arguments
@@ -389,11 +389,11 @@ class Save:
             return {"data": data, "told": told, "looks": looks, "compares": compares}
 
         try:
-            begun, decision, _ = done_by_all(
+            begun, decision = all_do(
                 work,
-                outcome,
-                self._name,
+                what=here(self._name),
                 timeout=timeout,
+                agreed=agreed,
                 share=share,
                 decide=begin,
                 deciding=self._timeout,

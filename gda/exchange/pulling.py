@@ -32,11 +32,9 @@ from gda.multihost.agreement import (
     call_fields,
     check_same_call,
     communicates,
-    done_by_all,
-    here,
 )
 from gda.multihost.descriptions import Description
-from gda.multihost.places import machine
+from gda.multihost.places import here, machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.trees.leaves import Tree
@@ -152,7 +150,8 @@ class _Pull:
         with contextlib.ExitStack() as self.held:
             text = self._done_by_all(self._catalog_text)
             seconds = self.meeting.left() or _LEAST
-            done_by_all(lambda: self._match(text), self._in_words, _NAME, timeout=seconds)
+            what = here(_NAME)
+            all_do(lambda: self._match(text), what=what, timeout=seconds, agreed=self._in_words)
             self._done_by_all(self._receive)
         return self.wanted.tree()
 

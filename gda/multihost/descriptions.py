@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.dtype_names import as_dtype
-from gda.layout.spec import check_shape, entries_of, format_spec, partitions_of, reductions_of
-from gda.layout.text import path_text
-from gda.mesh import checked_partition_spec, is_tracer, mesh_and_spec
+from gda.layout.spec import Shape, entries_of, format_spec, partitions_of, reductions_of
+from gda.layout.text import (
+    MOST_CHARACTERS,
+    format_processes,
+    join_some,
+    path_text,
+    shortened,
+    where_they_differ,
+)
+from gda.mesh import is_tracer
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
 Description = dict[tuple[str, str], str]
 
 STRUCTURE = ("", "structure")
+# Of the message of a difference.
+_CHARACTERS_OF_VALUES = 280
+_CHARACTERS_OF_PATH = 160
 
 
 def describe(tree: Any) -> Description:
@@ -39,16 +50,16 @@ def leaf_path(keys: Sequence[Any], within: str = "") -> str:
     return path_text([jax.tree_util.keystr((key,), simple=True) for key in keys], within)
 
 
-def describe_wanted(given: dict[str, Any]) -> Description:
-    """Return the fields of the array that a constructor builds from these arguments."""
-    shape = check_shape(given["global_shape"])
-    mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
-    padded = f", padded with {given.get('fill', 0)}" if given.get("pad") else ""
+def describe_wanted(
+    shape: Shape, sharding: NamedSharding, dtype: Any, padded_with: object = None
+) -> Description:
+    """Return the fields of an array that is to be built."""
+    padded = "" if padded_with is None else f", padded with {padded_with}"
     return {
         ("", "shape"): f"{shape}{padded}",
-        ("", "spec"): _spec_text(checked_partition_spec(spec, shape, mesh.shape)),
-        ("", "dtype"): _dtype_text(given.get("dtype")),
-        **_mesh_fields("", mesh),
+        ("", "spec"): _spec_text(sharding.spec),
+        ("", "dtype"): _dtype_text(dtype),
+        **_mesh_fields("", sharding.mesh),
     }
 
 
@@ -142,3 +153,45 @@ def _spec_text(spec: Any) -> str:
     listed = [entry if isinstance(entry, tuple) else [entry] for entry in partitions_of(spec)]
     entries = entries_of(tuple(tuple(filter(None, names)) for names in listed))
     return format_spec(PartitionSpec(*entries, **reductions_of(spec)))
+
+
+# The difference of descriptions.
+
+
+def first_differences(groups: Sequence[list[int]], descriptions: Sequence[Description]) -> str:
+    """Return the first paths and fields in which the descriptions of groups differ, in words."""
+    keys = dict.fromkeys(key for each in descriptions for key in each)
+    # The call comes first, and the structure last: most differences of it show at a path.
+    in_order = sorted(keys, key=lambda key: (key == STRUCTURE, key[0] != ""))
+    return join_some([*_differences(groups, descriptions, in_order)], MOST_CHARACTERS)
+
+
+def _differences(
+    groups: Sequence[list[int]],
+    descriptions: Sequence[Description],
+    keys: Iterable[tuple[str, str]],
+) -> Iterator[str]:
+    """Yield the first field of each path that differs, and the paths that some groups lack."""
+    paths = [{path for path, _ in each} for each in descriptions]
+    seen: set[str] = set()
+    for path, field in keys:
+        holders: dict[str, list[int]] = {}
+        for group, description in zip(groups, descriptions, strict=True):
+            holders.setdefault(description.get((path, field), "missing"), []).extend(group)
+        is_known = path and path in seen  # of the call, whose path is empty, all fields are named
+        if len(holders) == 1 or is_known or (seen and (path, field) == STRUCTURE):
+            continue
+        seen.add(path)
+        where = shortened(path, _CHARACTERS_OF_PATH)
+        having = [group for group, known in zip(groups, paths, strict=True) if path in known]
+        if len(having) < len(groups):
+            yield f"only in {format_processes(chain.from_iterable(having))}: {where}"
+            continue
+        values = sorted(holders, key=lambda value: len(holders[value]))
+        shown = where_they_differ(values, _CHARACTERS_OF_VALUES // len(values))
+        minority, *others = [
+            (format_processes(holders[value]), text)
+            for value, text in zip(values, shown, strict=True)
+        ]
+        first = f"{minority[0]}: {field} {minority[1]}"
+        yield ", ".join([*([f"at {where}"] if path else []), first, *map(": ".join, others)])

@@ -71,6 +71,14 @@ def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
     service.put(key, json.dumps(fields).encode(), overwrite=overwrite)
 
 
+def here(name: str) -> str:
+    """Return a call with the line of the program that makes it: ``gda.load_tree (train.py:31)``."""
+    frame, _ = frame_of_caller()
+    if frame is None:
+        return f"{name} (an unknown place)"
+    return f"{name} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
+
+
 def call_at(name: str) -> str:
     """Return a key for a call and the lines of the program that lead to it.
 

@@ -74,7 +74,7 @@ def load_tree(
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
     shapes are checked. It communicates with ``read_once``. Without, processes only check that they
-    agree, once for the whole tree, inside ``with gda.check_processes_agree()``.
+    agree, once for the whole tree, inside ``with gda.checking_agreement()``.
 
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
@@ -129,7 +129,6 @@ def load_tree(
         "gda.load_tree",
         mesh_named_by(mesh) or mesh_of_all(jax.devices()),
         loading.read,
-        describe,
         prepare=loading.prepare,
         request=loading.described,
         communicates=read_once,

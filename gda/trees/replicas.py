@@ -30,9 +30,11 @@ from gda.layout.text import (
     join_some,
 )
 from gda.mesh import Device, devices_of, processes_of, sharding_of
-from gda.multihost.agreement import communicates, done_by_all, here, tells_alone, watching
+from gda.multihost.agreement import communicates, tells_alone, timeout_of_calls, watching
 from gda.multihost.descriptions import describe, leaf_path
 from gda.multihost.failure_watch import watched
+from gda.multihost.places import here
+from gda.multihost.steps import all_do
 from gda.trees.leaves import (
     Keys,
     Tree,
@@ -199,7 +201,14 @@ def check_replicas_agree(tree: Tree) -> None:
             tells_alone(_NAME, "no array of the tree is in this process and in others")
         return
     request = jax.tree.unflatten(structure, described)
-    mine = done_by_all(sums_here, lambda _: describe(request), _NAME, processes).mine
+    mine = all_do(
+        sums_here,
+        what=here(_NAME),
+        timeout=timeout_of_calls(),
+        agreed=lambda _: describe(request),
+        share=lambda _: None,
+        processes=processes,
+    ).mine
     _raise_for(_compare_shared(arrays, mine, processes), len(arrays))
 
 

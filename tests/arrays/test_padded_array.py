@@ -13,7 +13,6 @@ from meshes import batch, is_right, mesh_of
 
 import gda
 from gda import PaddedArray, ShardGrid
-from gda.multihost.agreement import checking_agreement
 
 
 def padded(data: np.ndarray, mesh: Mesh, spec: Any, **options: Any) -> PaddedArray:
@@ -104,7 +103,7 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
         return PaddedArray.from_source(data[:size], mesh, P("x"), fill=fill)
 
     def refused(build: Any, *arguments: Any) -> str:
-        with gda.check_processes_agree(timeout=50), pytest.raises(gda.DisagreementError) as caught:
+        with gda.checking_agreement(timeout=50), pytest.raises(gda.DisagreementError) as caught:
             build(*arguments)
         return str(caught.value)
 
@@ -120,7 +119,7 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
     assert "process 1: shape (16,), processes 0, 2, 3: (16,), padded with 0" in refused(
         mine, data, mesh, P("x")
     )
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         p = build(size)
     for use in (p.gather, p.fingerprint):
         assert refused(use).endswith("process 1: shape (12,), processes 0, 2, 3: (10,)")

@@ -24,7 +24,6 @@ from running import python
 import gda
 from gda.arrays.transport import to_host
 from gda.checkpoint import SaveError, restore, save, save_async
-from gda.multihost.agreement import checking_agreement
 from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
 
@@ -307,7 +306,7 @@ def test_the_main_threads_compute_meanwhile(shared_tmp_path: Path) -> None:
     total = jax.jit(lambda x: x.sum() + 0 * x, out_shardings=NamedSharding(mesh, P()))
     pending = []
     for number, is_checking in enumerate([True, False]):
-        with checking_agreement(is_checking):
+        with gda.checking_agreement(is_checking):
             tree = {"a": cut(DATA + number, mesh, P("x")), "n": np.full(8, number, np.int32)}
             pending.append(save_async(shared_tmp_path / str(number), tree))
             tree["a"].delete()

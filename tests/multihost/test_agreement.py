@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gda
-from gda.multihost.agreement import checking_agreement, compare_digests, say_difference
+from gda.multihost.steps import compare_digests, say_difference
 
 P = PartitionSpec
 ME = 1  # the process that is different in most of these tests
@@ -63,7 +63,7 @@ def test_processes_that_agree_go_on() -> None:
 def test_a_difference_is_said_with_path_and_processes() -> None:
     me, others = is_me(), ", processes 0, 2, 3: "
     explicit = line(kind=AxisType.Explicit if me else AxisType.Auto)
-    with checking_agreement(False):  # arrays that would add up to a wrong sum
+    with gda.checking_agreement(False):  # arrays that would add up to a wrong sum
         n = 16 if me else 8
         g = gda.GlobalArray.from_callback((n,), line(), P("x"), lambda i: np.ones(n // 8))
     for tree, said in [
@@ -85,7 +85,7 @@ def test_a_difference_is_said_with_path_and_processes() -> None:
     ]:
         assert said in refused(tree)
     message = refused(0, name="optimizer" if me else "params")
-    assert f"process 1: check 'optimizer'{others}'params'. They are at" in message
+    assert f"process 1: call check 'optimizer'{others}check 'params'. They are at" in message
     assert "process 1 at check 'optimizer' (test_agreement.py:" in message
 
 
@@ -131,7 +131,9 @@ def test_a_message_has_some_1000_characters_at_most() -> None:
             )
             for [i] in groups
         }
-        places = {i: ("digest" + str(i), f"check 'params' (train.py:{i})") for [i] in groups}
+        places = {
+            i: {"digest": f"{i}", "place": f"check 'params' (train.py:{i})"} for [i] in groups
+        }
         message = say_difference(groups, payloads).decode() + compare_digests(places)["places"]
         assert "process 0: call 0, process 1: 1" in message
         assert len(message) < 1000
@@ -199,7 +201,7 @@ def test_every_constructor_refuses_another_shape_in_every_process() -> None:
         return attrgetter(name)(gda)((n,), line(), P("x"), content)
 
     for name in CONSTRUCTORS:
-        with gda.check_processes_agree(timeout=50):
+        with gda.checking_agreement(timeout=50):
             with pytest.raises(gda.DisagreementError) as caught:
                 build(name, 16 if is_me() else 8)
             message = str(caught.value)
@@ -218,7 +220,7 @@ def test_a_callback_that_raises_or_returns_another_dtype_is_known_to_all() -> No
 
     kind = OSError if is_me() else gda.DisagreementError
     for _ in range(2):
-        with gda.check_processes_agree(timeout=50), pytest.raises(kind) as caught:
+        with gda.checking_agreement(timeout=50), pytest.raises(kind) as caught:
             gda.GlobalArray.from_callback((8,), line(), P("x"), read)
         assert ("" if is_me() else "process 1 failed: OSError: ") + "the disk" in str(caught.value)
     dtype = np.int32 if is_me() else np.float32
@@ -236,7 +238,7 @@ def test_a_call_within_a_callback_that_fails_for_all_ends_the_construction_at_on
         return zeros(8)(index)
 
     began = time.monotonic()
-    with gda.check_processes_agree(timeout=100):
+    with gda.checking_agreement(timeout=100):
         for _ in range(2):
             with pytest.raises(gda.DisagreementError, match="process 1: GlobalArray.gather"):
                 gda.GlobalArray.from_callback((8,), line(), P("x"), read)
@@ -257,7 +259,7 @@ def read_or_fail(index: Any) -> Any:
 @pytest.mark.processes(4, devices=2)
 def test_only_the_processes_of_the_mesh_take_part() -> None:
     mesh = Mesh(np.array([d for d in jax.devices() if d.process_index in (1, 2)]), ("x",))
-    with gda.check_processes_agree(timeout=50):
+    with gda.checking_agreement(timeout=50):
         if jax.process_index() in (1, 2):
             gda.GlobalArray.from_callback((4,), mesh, P("x"), lambda i: np.zeros(1, np.float32))
         if jax.process_index() == 3:
@@ -277,7 +279,7 @@ def test_one_process_agrees_with_itself_and_checks_its_arguments(
     with pytest.raises(TypeError, match=r"pass a lowered function, as program=jax.jit\(step\).low"):
         gda.check_processes_agree(program=step)
     with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not 0"):
-        gda.check_processes_agree(timeout=0).__enter__()
+        gda.checking_agreement(timeout=0)
     monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
     with pytest.raises(ValueError, match="TIMEOUT_SECONDS must be a number of seconds above 0"):
         gda.check_processes_agree(0)
@@ -288,7 +290,9 @@ def test_one_process_agrees_with_itself_and_checks_its_arguments(
 
 def test_groups_come_smallest_first_and_of_many_a_few_and_the_majority() -> None:
     def decided(digests: dict[int, str]) -> dict[str, Any]:
-        return compare_digests({process: (digest, "here") for process, digest in digests.items()})
+        return compare_digests(
+            {process: {"digest": each, "place": "here"} for process, each in digests.items()}
+        )
 
     assert decided(dict.fromkeys(range(10_000), "same")) == {}
     said = decided(dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"})
@@ -321,7 +325,7 @@ def test_other_threads_check_only_on_request() -> None:
             gda.check_processes_agree(i, name="prefetch", timeout=50)
 
     thread = threading.Thread(target=prefetch, name="prefetch")
-    with gda.check_processes_agree(timeout=50):
+    with gda.checking_agreement(timeout=50):
         thread.start()
         for _ in range(12):
             gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
@@ -330,14 +334,14 @@ def test_other_threads_check_only_on_request() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_checks_change_neither_arguments_nor_their_errors() -> None:
-    with gda.check_processes_agree(timeout=50):
+    with gda.checking_agreement(timeout=50):
         g = gda.GlobalArray.from_callback(iter([8]), line(), iter(["x"]), zeros(8))
     assert (g.shape, g.grid.spec) == ((8,), ("x",))
     for arguments in [((8,), line(), None), (8, line(), P("x")), ((8,), line(), P("x", "x"))]:
         messages = []
         for is_on in (True, False):
             with (
-                checking_agreement(is_on, timeout=50),
+                gda.checking_agreement(is_on, timeout=50),
                 pytest.raises((TypeError, ValueError)) as caught,
             ):
                 gda.GlobalArray.from_callback(*arguments, zeros(8))

@@ -24,11 +24,10 @@ def done(**arguments: Any) -> Done[int]:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_all_hear_the_verdict_and_one_has_the_parts() -> None:
-    said = done(share=lambda mine: {"mine": mine}, decide=lambda parts: list(parts))
+def test_all_hear_the_decision_on_what_is_shared() -> None:
+    said = done(share=lambda mine: {"mine": mine}, decide=lambda parts: [*parts.items()])
     assert said.mine == jax.process_index()
-    assert said.decision == [0, 1]
-    assert said.parts == ([] if is_me() else [{"mine": 0}, {"mine": 1}])
+    assert said.decision == [[0, {"mine": 0}], [1, {"mine": 1}]]
 
 
 @pytest.mark.processes(2, devices=4)
@@ -90,7 +89,7 @@ def test_a_failure_is_not_hidden_by_others_that_are_elsewhere() -> None:
 @pytest.mark.processes(2, devices=4)
 def test_error_that_ended_an_earlier_step_is_told_in_a_later_one() -> None:
     with pytest.raises(gda.DisagreementError, match="at different places") as caught:
-        done(kind="mine" if is_me() else "other")
+        done(what="mine" if is_me() else "a step")
 
     def fail() -> None:
         raise caught.value
@@ -101,6 +100,6 @@ def test_error_that_ended_an_earlier_step_is_told_in_a_later_one() -> None:
 
 
 def test_alone_there_is_no_other_to_wait_for() -> None:
-    assert done(decide=lambda parts: parts[0]) == Done(0, 0, [0])
+    assert done(decide=lambda parts: parts[0]) == Done(0, 0)
     with pytest.raises(FileExistsError):
         done(decide=refuse)

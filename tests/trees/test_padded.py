@@ -181,7 +181,7 @@ def test_many_processes(shared_tmp_path: Path) -> None:
 @pytest.mark.processes(4, devices=2)
 def test_processes_that_load_different_sizes_hear_of_it() -> None:
     mesh = mesh_of({"x": 4, "y": 2})
-    with gda.check_processes_agree():
+    with gda.checking_agreement():
         assert isinstance(loaded(mesh)["odd"], PaddedArray)
         size = 5 + (jax.process_index() == 3)  # both are padded to 8
         with pytest.raises(gda.DisagreementError, match="process 3: .*6"):

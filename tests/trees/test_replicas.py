@@ -15,7 +15,6 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replica_sums
-from gda.multihost.agreement import checking_agreement
 
 P = PartitionSpec
 DTYPES = [
@@ -326,7 +325,7 @@ def test_only_the_processes_of_the_arrays_take_part() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_a_failed_comparison_is_no_agreement() -> None:
     mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         g, other = cut(batch(8), mesh, P()), cut(batch(16), mesh, P("x"))
         with pytest.raises(gda.DisagreementError, match=r"only in process 2: b"):
             gda.check_replicas_agree({"a": g, "b": g} if me == 2 else {"a": g})

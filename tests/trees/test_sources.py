@@ -24,7 +24,6 @@ from trials import rarely
 import gda
 from gda.checkpoint import SaveError, restore, save, save_async, verify
 from gda.checkpoint.writing import writer
-from gda.multihost.agreement import checking_agreement
 from gda.storage import open_safetensors, save_safetensors
 
 DATA = batch(60, 70)
@@ -354,7 +353,7 @@ def test_a_callback_that_computes_with_an_array_of_several_processes_is_refused(
         return np.full(sizes, len(g) + g.itemsize + len(g.devices()), data.dtype)
 
     message = r"is held by processes 0, 1, so .* g\.reshard\(.* gda\.reshard_tree"
-    with checking_agreement(False):  # where the processes would not meet
+    with gda.checking_agreement(False):  # where the processes would not meet
         for to in (P("x"), P(None, "x"), P()):
             for way in ways(to):
                 with pytest.raises(ValueError, match=message):

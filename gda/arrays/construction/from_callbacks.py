@@ -23,13 +23,12 @@ from gda.arrays.liveness import called_for_data
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike, is_tracer
-from gda.multihost.agreement import checked, communicates, if_checked, together
-from gda.multihost.descriptions import Description, describe, describe_wanted
+from gda.multihost.agreement import communicates, if_checked, together
+from gda.multihost.descriptions import Description, describe_wanted
 from gda.storage.options import Options
 from gda.storage.sources import check_not_awaitable
 
 
-@checked("GlobalArray.from_callback")
 def array_from_callback(
     global_shape: Iterable[int],
     mesh: MeshLike,
@@ -43,21 +42,25 @@ def array_from_callback(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback, pad)
+    _check_function(data_callback)
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
         raise ValueError("copy= is for blocks that the callback returns; omit it with into=True")
-    if options is None and (not plan.places_early or _is_small(plan)):
-        # Nothing overlaps here, so all blocks are read in a row and placed at once.
-        reader = BlockReader(plan, dtype, copy, fill=fill)
-        read = reader.fill if into else reader.read
-        return reader.place(read(data_callback, plan.distinct))
-    reader = BlockReader(plan, dtype, copy, fill=fill, borrows=True)
-    read = partial(reader.fill if into else reader.read, data_callback)
-    pending = PendingArray(reader, read)
-    read_all([ReadsOfArray(pending)], options or Options(), "from_callback")
-    return pending.array()
+
+    def work(plan: LocalBlocks) -> jax.Array:
+        early = options is not None or (plan.places_early and not _is_small(plan))
+        reader = BlockReader(plan, dtype, copy, fill=fill, borrows=early)
+        read = partial(reader.fill if into else reader.read, data_callback)
+        if not early:  # nothing overlaps, so all blocks are read in a row and placed at once
+            return reader.place(read(plan.distinct))
+        pending = PendingArray(reader, read)
+        read_all([ReadsOfArray(pending)], options or Options(), "from_callback")
+        return pending.array()
+
+    plan = partial(_plan_of, global_shape, mesh, spec, dtype, pad)
+    name = f"{'PaddedArray' if pad else 'GlobalArray'}.from_callback"
+    return _together(name, mesh, plan, work, dtype, fill if pad else None)
 
 
 def array_from_source(
@@ -74,9 +77,7 @@ def array_from_source(
         return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
     def request(pending: PendingArray) -> Description:
-        given = {"mesh": mesh, "spec": spec, "dtype": pending.reader.dtype}
-        shape = pending.plan.grid.global_shape
-        array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
+        array = _wanted(pending.plan, pending.reader.dtype, fill if pad else None)
         return array | reads_wanted([pending], options)
 
     def work(pending: PendingArray) -> jax.Array:
@@ -85,11 +86,10 @@ def array_from_source(
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
     return together(
-        name, mesh, work, describe, prepare=prepare, request=request, communicates=options.read_once
+        name, mesh, work, prepare=prepare, request=request, communicates=options.read_once
     )
 
 
-@checked("GlobalArray.from_batched_callback")
 def array_from_batched_callback(
     global_shape: Iterable[int],
     mesh: MeshLike,
@@ -98,19 +98,23 @@ def array_from_batched_callback(
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
 ) -> jax.Array:
-    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
-    reader = BlockReader(plan, dtype, copy)
-    blocks: list[Block] = []
-    if plan.devices:
-        found = called_for_data(data_callback, list(plan.indices))
-        returned = _returned_blocks(found, plan, reader)
-        del found  # so that only the reader refers to the blocks
-        blocks = reader.read(lambda _: next(returned), plan.distinct)
-        next(returned, None)  # checks the last replicas
-    return reader.place(blocks)
+    _check_function(data_callback)
+
+    def work(plan: LocalBlocks) -> jax.Array:
+        reader = BlockReader(plan, dtype, copy)
+        blocks: list[Block] = []
+        if plan.devices:
+            found = called_for_data(data_callback, list(plan.indices))
+            returned = _returned_blocks(found, plan, reader)
+            del found  # so that only the reader refers to the blocks
+            blocks = reader.read(lambda _: next(returned), plan.distinct)
+            next(returned, None)  # checks the last replicas
+        return reader.place(blocks)
+
+    plan = partial(_plan_of, global_shape, mesh, spec, dtype)
+    return _together("GlobalArray.from_batched_callback", mesh, plan, work, dtype)
 
 
-@checked("GlobalArray.from_batched_callback_with_devices")
 def array_from_batched_callback_with_devices(
     global_shape: Iterable[int],
     mesh: MeshLike,
@@ -118,19 +122,23 @@ def array_from_batched_callback_with_devices(
     data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
-    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
-    reader = BlockReader(plan, dtype)
-    request = list(zip(plan.distinct, plan.holders, strict=True))
-    buffers: list[Any] = []
-    if request:
-        buffers = _as_list(data_callback(request), len(plan.devices), "device")
-    expected = [device for _, devices in request for device in devices]
-    order = "the devices that the callback was given"
-    return reader.assemble(buffers, expected, "the callback's array", order)
+    _check_function(data_callback)
+
+    def work(plan: LocalBlocks) -> jax.Array:
+        reader = BlockReader(plan, dtype)
+        request = list(zip(plan.distinct, plan.holders, strict=True))
+        buffers: list[Any] = []
+        if request:
+            buffers = _as_list(data_callback(request), len(plan.devices), "device")
+        expected = [device for _, devices in request for device in devices]
+        order = "the devices that the callback was given"
+        return reader.assemble(buffers, expected, "the callback's array", order)
+
+    plan = partial(_plan_of, global_shape, mesh, spec, dtype)
+    return _together("GlobalArray.from_batched_callback_with_devices", mesh, plan, work, dtype)
 
 
 @communicates("GlobalArray", if_checked())
-@checked("GlobalArray")
 def array_from_device_buffers(
     global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
 ) -> jax.Array:
@@ -140,19 +148,39 @@ def array_from_device_buffers(
             "host write GlobalArray.from_source(array, mesh, spec), for a jax.Array that has its "
             "sharding GlobalArray.from_array(array)"
         )
-    plan = local_blocks_of(global_shape, mesh, spec)
-    plan.check_dtype_is_known(dtype)
-    order = "mesh.local_devices"
-    buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
-    wanted = BlockReader(plan, dtype)
-    reader = BlockReader(plan) if buffers else wanted
-    array = reader.assemble(buffers, plan.devices, "device_buffers", order)
-    if wanted.dtype is not None and array.dtype != wanted.dtype:
-        raise TypeError(
-            f"device_buffers have dtype {array.dtype}, not {wanted.dtype}; give that dtype, or "
-            "convert them with .astype"
-        )
-    return array
+
+    def work(plan: LocalBlocks) -> jax.Array:
+        order = "mesh.local_devices"
+        buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
+        wanted = BlockReader(plan, dtype)
+        reader = BlockReader(plan) if buffers else wanted
+        array = reader.assemble(buffers, plan.devices, "device_buffers", order)
+        if wanted.dtype is not None and array.dtype != wanted.dtype:
+            raise TypeError(
+                f"device_buffers have dtype {array.dtype}, not {wanted.dtype}; give that dtype, or "
+                "convert them with .astype"
+            )
+        return array
+
+    plan = partial(_plan_of, global_shape, mesh, spec, dtype)
+    return _together("GlobalArray", mesh, plan, work, dtype)
+
+
+def _together(
+    name: str,
+    mesh: MeshLike,
+    plan: Callable[[], LocalBlocks],
+    work: Callable[[LocalBlocks], jax.Array],
+    dtype: npt.DTypeLike | None,
+    padded_with: object = None,
+) -> jax.Array:
+    """Return what ``work`` makes by the plan, which processes compare first, if checks are on."""
+    request = partial(_wanted, dtype=dtype, padded_with=padded_with)
+    return together(name, mesh, work, prepare=plan, request=request)
+
+
+def _wanted(plan: LocalBlocks, dtype: Any, padded_with: object) -> Description:
+    return describe_wanted(plan.grid.global_shape, plan.sharding, dtype, padded_with)
 
 
 def _is_small(plan: LocalBlocks) -> bool:
@@ -165,14 +193,16 @@ def _plan_of(
     mesh: MeshLike,
     spec: SpecLike | None,
     dtype: npt.DTypeLike | None,
-    callback: object,
     pad: bool = False,
 ) -> LocalBlocks:
     plan = local_blocks_of(global_shape, mesh, spec, pad)
     plan.check_dtype_is_known(dtype)
+    return plan
+
+
+def _check_function(callback: object) -> None:
     if not callable(callback):
         raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
-    return plan
 
 
 def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> Iterator[Any]:

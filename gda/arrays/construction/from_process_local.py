@@ -34,11 +34,10 @@ from gda.mesh import (
     skip_spec_if_sharding,
     view_of,
 )
-from gda.multihost.agreement import checked
+from gda.multihost.agreement import together
 from gda.storage.casts import Origin, cast_into
 
 
-@checked("GlobalArray.from_process_local", reads=False)
 def array_from_process_local(
     local_data: Any,
     mesh: MeshLike,
@@ -50,6 +49,19 @@ def array_from_process_local(
     batch: BatchBuffers | None = None,
 ) -> jax.Array:
     """Build an array of local data; ``batch`` is for the leaves of a tree."""
+    given = local_data, mesh, spec, global_shape, dtype, copy, batch
+    return together("GlobalArray.from_process_local", mesh, lambda _: _built(*given))
+
+
+def _built(
+    local_data: Any,
+    mesh: MeshLike,
+    spec: Any,
+    global_shape: Iterable[int | None] | None,
+    dtype: npt.DTypeLike | None,
+    copy: bool | None,
+    batch: BatchBuffers | None,
+) -> jax.Array:
     if not isinstance(spec, PartitionSpec):
         spec, global_shape = skip_spec_if_sharding(mesh, spec, global_shape)
     local = as_array(local_data)

@@ -35,9 +35,10 @@ from gda.checkpoint.step_folders.folder import (
 from gda.checkpoint.step_folders.rules import Keep, Rules, is_due
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
-from gda.multihost.agreement import call_fields, communicates, done_by_all
+from gda.multihost.agreement import call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.places import here
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count, check_seconds
 from gda.storage.stores.checksums import require_crc32c
@@ -532,11 +533,11 @@ class Run:
         """Own the folder, list its steps, notice signals; ``options`` of ``resume`` must agree."""
         resumes = options is not None
         agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
-        found = done_by_all(
+        found = all_do(
             lambda: None,
-            lambda _: call_fields((), agreed),
-            "gda.checkpoint.Run",
+            what=here("gda.checkpoint.Run"),
             timeout=self._timeout,
+            agreed=lambda _: call_fields((), agreed),
             decide=lambda _: self._keeper.own(only, resumes),
             deciding=self._timeout,
             failed=SaveError,

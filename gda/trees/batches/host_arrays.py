@@ -32,7 +32,6 @@ from gda.mesh import (
     sharding_of,
 )
 from gda.multihost.agreement import checks_are_on, communicates, together
-from gda.multihost.descriptions import describe
 from gda.trees.jit import constrain
 from gda.trees.leaves import Tree, array_of, grid_of_leaf, held_by
 from gda.trees.matching import SPECS, EntryKind, map_with_specs
@@ -84,7 +83,7 @@ def host_to_global_device_array(
 
     The rows of a process are on its own devices, in their order in the mesh, whatever that order
     is. Communicates only to check that processes agree, inside
-    ``with gda.check_processes_agree()``.
+    ``with gda.checking_agreement()``.
 
     Args:
       host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and
@@ -127,7 +126,7 @@ def host_to_global_device_array(
         return map_with_specs(placed, host_arrays, partition, "partition", _PARTITIONS)
 
     with BatchBuffers(len(jax.tree.leaves(host_arrays))) as batch:
-        return together("host_to_global_device_array", over, work, describe)
+        return together("host_to_global_device_array", over, work)
 
 
 @set_module("gda.compat")

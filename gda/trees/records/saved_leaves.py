@@ -26,7 +26,7 @@ from gda.layout.dtype_names import is_storable, native
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, format_spec
 from gda.mesh import Device, grid_of_array, own_settings
-from gda.multihost.agreement import first_differences
+from gda.multihost.descriptions import first_differences
 from gda.multihost.meeting import DisagreementError
 from gda.storage.options import Options
 from gda.storage.sources import apart, check_unmasked

@@ -17,7 +17,6 @@ from trials import rarely
 import gda
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.process_local import local_array_of
-from gda.multihost.agreement import checking_agreement
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
 
@@ -221,7 +220,7 @@ def check_round_trip(
     view = grid.view(jax.process_index())
     whole = batch(*global_shape, dtype=np.int32)
     # The processes may fail one by one here: whether blocks are regular depends on the process.
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         if not view.is_regular:
             with pytest.raises(ValueError, match="no device of|do not form a regular grid"):
                 build(np.zeros((8,) * whole.ndim), mesh, spec)
@@ -251,14 +250,14 @@ def test_local_arrays_of_any_mesh(
 def test_blocks_that_form_no_regular_grid_are_shown() -> None:
     # Process 0 has blocks (0, 0), (0, 1), (1, 0) and (2, 0).
     mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
-    with checking_agreement(False), pytest.raises(ValueError, match="regular grid") as raised:
+    with gda.checking_agreement(False), pytest.raises(ValueError, match="regular grid") as raised:
         build(np.zeros((4, 4)), mesh, P("x", "y"))
     expected = "(0, 0); (0, 1); (1, 0); (2, 0)" if jax.process_index() == 0 else "(1, 1); (2, 1)"
     assert f"process {jax.process_index()} holds the blocks {expected}" in str(raised.value)
     # With the size of the whole in one dimension the blocks can be told apart.
     whole = batch(8, 4)
     rows = whole[:6] if jax.process_index() == 0 else whole[2:]
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         g = build(rows, mesh, P("x", "y"), (8, 4))
     for shard in g.local_shards:
         np.testing.assert_array_equal(shard.data, whole[shard.index])

@@ -19,7 +19,6 @@ from meshes import batch, is_right, ordered_mesh, total
 
 import gda
 from gda.arrays.construction import blocks, pending, placing, reading_once
-from gda.multihost.agreement import checking_agreement
 from gda.storage.sources import source_of
 from gda.testing import Pool
 
@@ -189,7 +188,7 @@ def test_different_sources_of_processes_are_an_error() -> None:
     chunked = Counting(batch(8))
     if me:
         chunked.chunks = (4,)  # pyright: ignore[reportAttributeAccessIssue]
-    with checking_agreement(False):  # which would find some of these
+    with gda.checking_agreement(False):  # which would find some of these
         for source in (batch(5 + me), batch(8).astype([np.float16, np.int8][me]), chunked):
             with pytest.raises(gda.DisagreementError, match="source 0"):
                 gda.PaddedArray.from_source(source, mesh, P(), dtype="float32", read_once=True)

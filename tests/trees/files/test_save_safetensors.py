@@ -24,7 +24,6 @@ from safetensors.numpy import save
 from trials import rarely
 
 import gda
-from gda.multihost.agreement import checking_agreement
 from gda.storage import new_files, open_safetensors, save_safetensors
 from gda.storage.sources import SAFETENSORS_DTYPES
 from gda.testing import Pool
@@ -399,7 +398,7 @@ def save_case(path: Path, case: ShardedCase, order: list[int]) -> None:
     size = int(np.prod(list(case.mesh_shape.values())))
     mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
     data = batch(*case.global_shape, dtype=np.int32)
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         g = cut(data, mesh, case.spec)
     save_safetensors(path, {"w": g, "v": g})
 
@@ -437,7 +436,7 @@ def test_if_one_process_fails_all_raise_and_nothing_is_left(
 @pytest.mark.processes(2, devices=4)
 def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> None:
     me = jax.process_index()
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         g = cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))
     for tree, options, message in [
         ({"w": g, "b": np.full(3, me)}, {}, r"at b, process 0: fingerprint"),

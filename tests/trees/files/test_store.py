@@ -24,7 +24,6 @@ from trials import rarely
 
 import gda
 from gda.layout.spec import Index
-from gda.multihost.agreement import checking_agreement
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
 
@@ -362,7 +361,7 @@ def counts_of(case: Any, order: list[int]) -> np.ndarray:
     size = int(np.prod(list(case.mesh_shape.values())))
     mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
     data = batch(*case.global_shape, dtype=np.int32) + 1
-    with checking_agreement(False):
+    with gda.checking_agreement(False):
         g = cut(data, mesh, case.spec)
         targets = [target_of(*g.shape, dtype=np.int32) for _ in range(3)]
         gda.store([g] * 3, targets, max_workers=2)
