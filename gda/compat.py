@@ -119,7 +119,7 @@ def global_array_to_host_local_array(global_inputs: Tree, global_mesh: Mesh, psp
 @communicates(_TO_LOCAL, lambda given: [given["tree"]])
 def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Return the arrays of a tree in these layouts, except those of one process alone."""
-    check_mesh(mesh)  # here, so that the other processes hear of the error
+    check_mesh(mesh)  # here, so that the other processes are told of the error
 
     def moving(leaf: Any, spec: PartitionSpec) -> jax.Array | Moving:
         if isinstance(leaf, PaddedArray):

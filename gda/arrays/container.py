@@ -288,7 +288,7 @@ class Container:
         try:
             return getattr(self, slot)
         except AttributeError:
-            pass  # not in the handler: an error of what follows has another cause
+            pass  # leave the handler, which would be the context of later errors
         shards = shards_of(
             self.array,
             self.mesh,
@@ -316,7 +316,7 @@ class Container:
         return self._real().is_deleted()
 
     def _live(self, in_jit: str = OUTSIDE) -> jax.Array:
-        """Return the array with its data; ``in_jit`` is what to do for one that is traced."""
+        """Return the array with its data; ``in_jit`` is the advice for one that is traced."""
         array = self._real(in_jit)
         if array.is_deleted():
             raise deleted_error(array, type(self).__name__, self._shape_if_padded)

@@ -272,7 +272,7 @@ class Taken:
 
     Attributes:
       begun: without the leaves, which are the user's arrays.
-      share: the part of this process, or its error, which the others hear at the next meeting.
+      share: the part of this process, or its error, which the next meeting tells the others.
       linkable: this store and that of the base, if an array may be linked; equal in all processes.
     """
 
@@ -298,7 +298,7 @@ class CommittedSave(NamedTuple):
 class Save:
     """A save, whose methods are its steps in their order.
 
-    Each step takes what the one before returned. ``begin`` and ``commit`` are one meeting each: all
+    Each step takes the result of the one before. ``begin`` and ``commit`` are one meeting each: all
     processes succeed, or all raise. So is ``take`` if something is left to compare, and ``link`` if
     something may be linked. The context keeps other saves out, and after an error it removes the
     new data.

@@ -14,7 +14,7 @@ import jax
 from gda.layout.text import format_processes
 from gda.storage.stores.opening import Store
 
-LATE_SECONDS = 60.0  # that another process may take to see what process 0 has made
+LATE_SECONDS = 60.0  # that another process may take to see a new file of process 0
 _BETWEEN_LOOKS = 0.2
 
 _INSTEAD = "Use a file system that all share, or an object store"
@@ -37,7 +37,7 @@ def sees(look: Callable[[], bool]) -> bool:
 
 
 def check_all_see(url: str, blind: Collection[int]) -> None:
-    """Raise ``OSError`` if some processes do not see what process 0 has made in a folder."""
+    """Raise ``OSError`` if some processes do not see the new file of process 0 in a folder."""
     if blind:
         raise OSError(
             f"{url} is not one folder for all processes: {format_processes(blind)} cannot see what "

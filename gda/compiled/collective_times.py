@@ -167,7 +167,7 @@ def _splits(collective: Collective, hosts: Sequence[int]) -> set[tuple[int, int]
 def _between_gpus(
     collective: Collective, links: Interconnect, size: int, here: int
 ) -> CollectiveSeconds:
-    """Return the time for groups of this size, of which so many devices are on one host."""
+    """Return the time for groups of ``size`` devices, with at most ``here`` on one host."""
     speeds = links.speeds
     if size == 1:
         return CollectiveSeconds(0, 0)
@@ -178,7 +178,7 @@ def _between_gpus(
         least = collective.nbytes
     fast = speeds.link + (speeds.peer_link or 0)
     if here == size:
-        # A bridge connects two, and what they exchange with others goes over the plain links.
+        # A bridge connects two GPUs; bytes for others go over the plain links.
         over_plain = _sent(collective, size, 2) / speeds.link if speeds.peer_link else 0
         return CollectiveSeconds(max(least / fast, over_plain), fit.start_seconds + within)
     between = _sent(collective, size, here) / speeds.slow_link

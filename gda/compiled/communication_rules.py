@@ -30,7 +30,7 @@ _FORMS = "a name, or a tuple of names for several axes at once"
 
 @dataclass(frozen=True)
 class Rule:
-    """An allowed kind of collective, with its axes and number, each of which may be any."""
+    """An allowed kind of collective, over some axes or any, some number of times or any."""
 
     kind: str
     over: Axes | None = None

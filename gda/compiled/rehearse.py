@@ -340,7 +340,7 @@ def _memory_of(program: Compiled, build: _Build, device: Any) -> dict[str, Any]:
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return {
-        # The compiler for TPUs refuses what does not fit.
+        # The compiler for TPUs refuses programs that do not fit.
         "fits": None if capacity is None else device.platform == "tpu" or peak <= capacity,
         "capacity_bytes": capacity,
         "peak_bytes": peak,

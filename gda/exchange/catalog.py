@@ -1,7 +1,7 @@
 """The description of an offer: its leaves, their layouts, and the addresses of its processes.
 
 The first process of the offering program sends it, as JSON; every value is checked before it is
-used, because whatever listens at an address may send anything.
+used, because any program may listen at an address.
 """
 
 from __future__ import annotations

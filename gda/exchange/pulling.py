@@ -195,7 +195,7 @@ class _Pull:
                 arrival.record = offered
 
     def _in_words(self, _: None) -> Description:
-        """Return what must be the same in all processes."""
+        """Return the fields that must be the same in all processes."""
         version = self.catalog.run, self.catalog.version
         return call_fields(self.wanted.layouts, {"version": version})
 

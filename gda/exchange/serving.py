@@ -66,7 +66,7 @@ class HeldTree:
     Attributes:
       leaves: without their blocks; without a grid if all processes have the whole array.
       structure: that of ``flatten``.
-      values: what must be the same in all processes, as ``values_of`` returns it.
+      values: the result of ``values_of``, which must be the same in all processes.
     """
 
     def __init__(

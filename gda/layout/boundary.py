@@ -21,7 +21,7 @@ from gda.layout.text import nearest
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ObjectT = TypeVar("ObjectT")
 
-# gda, and what runs the caller's code for it.
+# gda, and packages that run the caller's code for it.
 _NOT_OF_CALLER = frozenset({"gda", "jax", "contextlib", "functools", "concurrent", "threading"})
 
 

@@ -165,7 +165,7 @@ def holders_of(grid: ShardGrid, processes: Processes) -> list[tuple[int, ...]]:
 def readers_of(needed_by: Sequence[tuple[int, ...]], nbytes: Sequence[int]) -> list[int]:
     """Assign each read to one of the processes that need it, so that all read about as much.
 
-    The reads with the fewest candidates are given out first, and of these the largest; each goes
+    The reads with the fewest candidates are assigned first, and of these the largest; each goes
     to the process that has the least so far. Every process computes the same.
     """
     groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)

@@ -89,7 +89,7 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_raw(dtype: np.dtype[Any]) -> bool:
-    """Return True for what ``numpy.load`` makes of types that NumPy lacks, as bfloat16."""
+    """Return True for the bytes that ``numpy.load`` gives for types NumPy lacks, as bfloat16."""
     import numpy as np
 
     return dtype.type is np.void and dtype.names is None

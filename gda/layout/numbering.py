@@ -11,8 +11,7 @@ coordinate times a weight.
 - The block: the axes of the spec, last name of the last dimension fastest.
 - The replica: the axes that the spec leaves over, last axis of the mesh fastest. Why that is right:
   the block number tells apart all coordinates on the axes of the spec, so devices hold the same
-  block exactly when they agree on those axes; in device order, what counts up among them are the
-  others.
+  block exactly when they agree on those axes; in device order, the other axes count up among them.
 """
 
 from __future__ import annotations

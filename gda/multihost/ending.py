@@ -1,7 +1,7 @@
 """Ending in time: a signal in one process becomes the same answer in all, at the same call.
 
 JAX's own ``reached_preemption_sync_point`` is True for one step number, which a loop may pass over,
-and hears SIGTERM alone, until another library replaces its handler. It is asked only for a SIGTERM
+and notices SIGTERM alone, until another library replaces its handler. It only serves a SIGTERM
 that came before gda had its handler, with a count of calls in place of steps.
 
 A process that got a signal announces it. Then a thread of each process holds further calls back,

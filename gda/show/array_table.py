@@ -20,7 +20,7 @@ def array_table(
     cells_of: Callable[[T], Sequence[str]],
     nbytes_of: Callable[[T], int],
 ) -> list[str | Table]:
-    """Return the table of some arrays, of which the largest are first, and a line for the others.
+    """Return a table of the largest arrays, the largest first, and a line for the others.
 
     From the fourth column on, cells are numbers. Without arrays, there is no table.
     """

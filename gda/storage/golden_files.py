@@ -1,4 +1,4 @@
-"""Golden files: documents in JSON that a test compares with what it finds, and writes on demand."""
+"""Golden files: documents in JSON that a test compares with its results, and writes on demand."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _pwrite(file: int, at: int, rest: memoryview, done: int) -> int:
 
 
 def axis_of_runs(shape: Shape, block: Shape) -> int:
-    """Return the first dimension whose rows of a block are contiguous in the array.
+    """Return the dimension of a block's runs: from it on, the block is contiguous in the array.
 
     >>> axis_of_runs((8, 6, 4), (2, 3, 4)), axis_of_runs((8, 4), (8, 4)), axis_of_runs((), ())
     (1, 0, 0)
@@ -109,7 +109,7 @@ def create(path: Path, head: bytes, nbytes: int) -> None:
     """Make a file of a size; durable, with its first bytes."""
     with about(path), open(path, "xb") as file:
         # The size first: NFS clients keep a page that ends with the file as if they knew all of it,
-        # and would later write it whole, over what other hosts wrote behind the first bytes.
+        # and would later write it whole, over bytes that other hosts wrote after the first ones.
         file.truncate(nbytes)
         file.write(head)
         file.flush()

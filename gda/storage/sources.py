@@ -52,7 +52,7 @@ class Source(Protocol):
     read_bytes: int = 8 * 2**20  # to read at a time for several blocks
     buffer_bytes: int = 0  # of memory that a read needs beside the block
     is_local: bool = False  # a file of this machine, which any number of threads may read
-    is_in_memory: bool = False  # an array, of which nothing is read
+    is_in_memory: bool = False  # an array, which needs no read
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         """Return the block at ``index``; ``empty`` gives a buffer for it."""
@@ -180,7 +180,7 @@ def has_masked_values(value: object) -> bool:
 def array_here(value: Any) -> Any:
     """Return the array of JAX in a value, or any other value as it is.
 
-    ``ValueError`` for an array of which only other processes have some parts.
+    ``ValueError`` if parts of an array are only in other processes.
     """
     value = settled(value)
     if is_tracer(value):  # which has a method __jax_array__ that is None
@@ -219,7 +219,7 @@ class _Slicing(Source):
         self.chunks = chunks_of(value, "chunks")
         self.is_in_memory = isinstance(value, np.ndarray)
         if isinstance(value, np.memmap):
-            self.read_bytes = 64 * 2**20  # of which it makes no copy
+            self.read_bytes = 64 * 2**20  # of a view, without a copy
             # A file that is mapped may be larger than memory. Without C order, rows of the array
             # are no rows of the file.
             self.is_in_memory = not value.flags.c_contiguous
@@ -233,7 +233,7 @@ class _Slicing(Source):
 class _Shards(Source):
     """An array of JAX, read from its blocks.
 
-    XLA would change or fail to slice it. On CPU, it adds up what several devices have of a slice,
+    XLA would change or fail to slice it. On CPU, it adds up the replicas of a slice,
     which loses denormals and changes NaNs, and it aborts the process for integers of less than a
     byte. Under the mesh of the user it refuses other devices.
     """
@@ -398,7 +398,7 @@ class _Typed(Source):
 
 
 def check_not_awaitable(value: Any) -> None:
-    """Raise ``TypeError`` for what an ``async`` function returns."""
+    """Raise ``TypeError`` for the result of an ``async`` function."""
     if hasattr(value, "__await__") and not hasattr(value, "shape"):
         if hasattr(value, "close"):
             value.close()  # or Python warns that nothing waited for it

@@ -42,7 +42,7 @@ class AsyncTask(NamedTuple):
     """A task that a library does in its own threads.
 
     ``begin`` is called in the caller's thread and returns at once. ``note`` is called with an error
-    of the read, to add a note of what was read. ``library_bytes`` is the memory of the library for
+    of the read, to add a note about it. ``library_bytes`` is the memory of the library for
     it, which is bounded over all tasks. The rest is as in ``Task``.
     """
 

@@ -26,7 +26,7 @@ TEXT = "gda_text"  # the attribute of a report that has the text of a failure
 shared_directory_key = pytest.StashKey[Path]()
 
 _PLAIN = (str, int, float, bool, type(None))
-_SENT = (*_PLAIN, list, tuple, dict)  # what pytest makes of a report
+_SENT = (*_PLAIN, list, tuple, dict)  # types of values in a report of pytest
 
 # Options that select tests, stop the session, read from a terminal, or overwrite the report of the
 # controlling session.

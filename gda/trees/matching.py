@@ -133,7 +133,7 @@ class Prefix(NamedTuple):
     pairs: list[Pair]  # each leaf with its entry, and those without a partner
 
     def of_each_leaf(self) -> list[Any]:
-        """Return the entry of each leaf, of which values need none; or raise ``ValueError``."""
+        """Return the entry of each leaf, or raise ``ValueError``; values need none."""
         of_arrays = [pair for pair in self.pairs if not is_value(pair.leaf)]
         must = f"be a prefix of the tree that it is for, with a {self.kind.name} for each branch"
         check_match(of_arrays, self.name, must)

@@ -110,7 +110,7 @@ class WrittenArray:
         else:
             data_on = {shard.device: shard.data for shard in array.addressable_shards}
         blocks: dict[int, BlockData] = {number: data_on[each] for number, each in devices.items()}
-        # NumPy holds elements of less than a byte in another form, of which JAX makes a copy.
+        # NumPy stores elements of less than a byte in another form, for which JAX makes a copy.
         if width_of(array.dtype)[0] >= 8 and is_host(next(iter(data_on))):
             blocks = dict(zip(blocks, map(np.asarray, blocks.values()), strict=True))
         if array.shape != self.shape:

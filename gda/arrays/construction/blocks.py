@@ -225,7 +225,7 @@ class BlockReader:
                 # JAX may also read the memory later that the callback is about to fill again.
                 return jax.block_until_ready(self.settle_jax(index, here, is_sole=False))
             array = as_numpy(value, index)
-            # An object may hand out an array that it keeps; of a list or number a new one is made.
+            # An object may return an array that it keeps; lists and numbers become new arrays.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
         self._has_strong = True

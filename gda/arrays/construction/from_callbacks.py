@@ -52,7 +52,7 @@ def array_from_callback(
         early = options is not None or (plan.places_early and not _is_small(plan))
         reader = BlockReader(plan, dtype, copy, fill=fill, borrows=early)
         read = partial(reader.fill if into else reader.read, data_callback)
-        if not early:  # nothing overlaps, so all blocks are read in a row and placed at once
+        if not early:  # nothing overlaps: blocks are read one by one, and placed at once
             return reader.place(read(plan.distinct))
         pending = PendingArray(reader, read)
         read_all([ReadsOfArray(pending)], options or Options(), "from_callback")

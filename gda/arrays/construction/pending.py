@@ -30,7 +30,7 @@ class PendingArray:
       read: takes a list of one index and returns a list of its block, in any thread.
       source: that of the blocks, if they are slices of one.
       dtype: of what is read, if that is known.
-      options: of the reads of a source; ``None`` for one in memory, whose blocks ``read`` returns.
+      options: of the reads of a source; ``None`` for one in memory, which uses ``read``.
       note: adds to an error which array it was.
       key_impl: of an array of PRNG keys, whose data the source has.
     """

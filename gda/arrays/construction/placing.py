@@ -60,7 +60,7 @@ class LocalBlocks:
       grid, sharding: of the whole array.
       shape: of the array on the devices, with the padding of the grid.
       memory_kind: the requested one, if any.
-      devices, indices: the devices of this process, in device order, and what each holds.
+      devices, indices: the devices of this process, in device order, and the index of each.
       distinct: the indices without repeats; a *block* is a position in this list. Devices that hold
         padding alone have the number after the last block.
       block_of_device: the block of each device.

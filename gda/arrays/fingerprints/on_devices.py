@@ -141,7 +141,7 @@ class PendingSums:
         self._parts = parts
 
     def result(self) -> Words:
-        """Wait, and return the sums: uint32 ``[LANES]``. Raises what the computation raised."""
+        """Wait, and return the sums: uint32 ``[LANES]``. Raises the error of the computation."""
         with own_settings():
             return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
 

@@ -193,7 +193,7 @@ def _is_for_jax(each: Relayout, most_bytes: int) -> bool:
     """
     if not isinstance(each.array, jax.Array) or not each.sharding.addressable_devices:
         return False
-    if each.source.is_padded or each.target.is_padded:  # whose new padding is to be 0
+    if each.source.is_padded or each.target.is_padded:  # new padding must be 0
         return False
     if not each.array.size:  # JAX may have blocks of other shapes than the sharding says
         return False

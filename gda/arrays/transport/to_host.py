@@ -57,7 +57,7 @@ class HostBlock(Generic[K]):
         """
         if isinstance(self._data, np.ndarray):
             return self._data
-        with self._guard:  # several at once would each copy what has to be copied
+        with self._guard:  # several threads would each make a copy
             if isinstance(self._data, SourceBlock):
                 self._data = self._data.read()
             self.begin()
@@ -139,7 +139,7 @@ def _has_pinned_memory(device: Any) -> bool:
 
 def _copy_begun(data: jax.Array) -> jax.Array:
     if is_on_accelerator(data) and data.sharding.memory_kind == _PINNED:
-        return apart(data)  # of which NumPy gets a view
+        return apart(data)  # NumPy gets a view of it
     if data.nbytes >= _LARGE_BYTES and (copy := pinned(data)) is not None:
         return copy
     own = apart(data)

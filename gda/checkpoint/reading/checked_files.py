@@ -178,7 +178,7 @@ class Files:
         return data
 
     def checked(self, where: Chunk) -> np.ndarray[Any, Any]:
-        """Load a chunk, whose size is compared before memory is allocated."""
+        """Load a chunk; compare its size before memory is allocated."""
         self.check([where], {})
         return self.loaded(where)
 

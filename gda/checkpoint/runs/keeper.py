@@ -156,7 +156,7 @@ class Keeper:
         return self.owner
 
     def _left_over(self, owner: Owner) -> list[str]:
-        """Take out what saves and removals of former programs have left, and return it."""
+        """Take out the rests of saves and removals of former programs; return their names."""
         folders = [*self.folder.listed().values()]
         left = [each.name for each in folders if self.folder.is_left_over(each, owner)]
         return [*map(self.folder.take_out, left), *self.folder.taken_out()]
@@ -376,7 +376,7 @@ class Keeper:
             log.exception("on_complete of step %d of %s failed", number, self.folder.url)
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for the user's functions and removals; log what still runs."""
+        """Wait ``seconds`` for the user's functions and removals; log those that still run."""
         limit = time.monotonic() + seconds
         wait(self._hooks.values(), seconds)
         for number in sorted(n for n, call in self._hooks.items() if not call.done()):
@@ -411,7 +411,7 @@ class Keeper:
 
 
 def _remove_rests(folder: RunFolder, names: Iterable[str], owner: Owner | None = None) -> None:
-    """Remove folders that were taken out; log what fails."""
+    """Remove folders that were taken out; log failures."""
     for name in names:
         try:
             folder.remove_rest(name, owner)

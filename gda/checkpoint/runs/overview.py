@@ -179,7 +179,7 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
     """Read all data of all steps; return lines for people.
 
     A step that the training removes meanwhile is named. Raises ``CorruptionError`` with a line for
-    each problem, of whatever step.
+    each problem of any step.
     """
     folder = RunFolder(path, timeout)
     problems, nbytes, complete, removed = list[str](), 0, folder.complete(), list[int]()

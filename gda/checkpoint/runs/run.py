@@ -1,8 +1,8 @@
-"""The checkpoints of a training: numbered steps, of which some are kept, and the newest is resumed.
+"""The checkpoints of a training: numbered steps; some are kept, and the newest is resumed.
 
-Every method that communicates is one meeting of all processes, in which process 0 does what must be
-done once: it lists the steps, begins a save, or removes. So all processes always agree on what
-there is. At most one save is in flight.
+Every method that communicates is one meeting of all processes, in which process 0 does the work
+that must be done once: it lists the steps, begins a save, or removes. So all processes always have
+the same list of steps. At most one save is in flight.
 """
 
 from __future__ import annotations
@@ -351,8 +351,8 @@ class Run:
         """Save the last state if it is not saved, and wait until everything is done.
 
         Waits for ``on_complete`` and the removal of old steps, for at most ``grace`` seconds, and
-        logs what still runs. Without ``step`` and
-        ``state``, it logs if the last step that reached ``save`` is not saved.
+        logs those that still run. Without ``step`` and ``state``, it logs if the last step that
+        reached ``save`` is not saved.
 
         Raises:
           ValueError: a step was given without its state, or a state without its step; or a step

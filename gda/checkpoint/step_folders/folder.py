@@ -299,7 +299,7 @@ class RunFolder:
         return [] if self.store().is_remote else [*filter(_REMOVED.fullmatch, self._names())]
 
     def remove_rest(self, name: str, mine: Owner | None = None) -> None:
-        """Remove what ``take_out`` has left, unless this program is no longer the owner."""
+        """Remove the rest that ``take_out`` has left, if this program is still the owner."""
         store = self.store()
         # Listed first, because another program may take over, and save the step again.
         names = {*store.entries(name)} - {UNFINISHED} if store.is_remote else ()
@@ -458,7 +458,7 @@ class RunFolder:
         return is_mine or folder.files <= {UNFINISHED, BEGUN}
 
     def _update(self, name: str, changed: Callable[[], dict[str, Any]]) -> None:
-        """Replace a small file by what ``changed`` makes of it."""
+        """Replace the fields of a small file by those of ``changed()``."""
         for attempt in itertools.count():
             with self._locked() as store:
                 version = store.version(name)

@@ -46,7 +46,7 @@ class Product(NamedTuple):
 
 
 class KernelCosts(NamedTuple):
-    """The operations of kernels of one device whose calls do not tell them.
+    """The operations of kernels on one device, if their calls do not tell them.
 
     Attributes:
       given: by the target of the call or the name of the kernel, as the user gave them.
@@ -83,7 +83,7 @@ def product_of(computation: Computation, name: str) -> Product | None:
         return Product("", "", None, found[1])
     target = instruction.target
     if found[1] == "custom-call" and not _is_known(target):
-        # Pallas writes what the author of the kernel gave.
+        # Pallas writes the figure of the kernel's author.
         given = re.search(r"cost_estimate[^}]*?\Wflops\W+(\d+)", text)
         if given is None and not UNKNOWN_KERNEL.search(target):
             return None

@@ -45,7 +45,7 @@ class Advice(NamedTuple):
 
 
 def advice_of(rehearsal: RehearsalFacts) -> tuple[Advice, ...]:
-    """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
+    """Return the advice on a rehearsal: first too large temporaries, then the largest savings."""
     found = [
         *(*_repeated(rehearsal), *_copied(rehearsal)),
         *(*_shardings(rehearsal), *_donations(rehearsal)),

@@ -59,8 +59,8 @@ class Combinations:
     """The blocks that the devices of each process hold, as combinations of parts.
 
     A process has one combination of parts of each dimension if it holds all blocks of that, and
-    each on equally many devices. Else each of its blocks is one. So what a combination has in
-    common with a box is a product over the dimensions, however many blocks it has.
+    each on equally many devices. Else each of its blocks is one. So the overlap of a combination
+    and a box is a product over the dimensions, however many blocks it has.
 
     Attributes:
       firsts, counts: the first combination of each process, and their number.

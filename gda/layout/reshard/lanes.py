@@ -1,7 +1,7 @@
 """The lanes of a move: sets of senders and their receivers, with each device at most once in each.
 
-A *request* is what one target device asks of one source block that it has no copy nearby of. Every
-process numbers requests and lanes alike by a formula, and so finds its own alone:
+A *request* is the elements that a target device needs of a source block without a copy nearby.
+Every process numbers requests and lanes alike by a formula, and so finds its own alone:
 
 - Along one dimension, a segment has a place in its source part, and one in its target part. The
   dimension *scatters* if each target part is one segment, else it *gathers* if each source part is
@@ -51,7 +51,7 @@ class Lanes:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for the lanes of arrays that differ only in what all their sizes have in common."""
+        """Equal for the lanes of arrays whose sizes differ only by a common factor."""
         ways = [(each.source.ways, each.target.ways) for each in self._dimensions]
         sizes = [
             tuple(size // each.common for size in (each.size, *each.steps))
@@ -63,7 +63,7 @@ class Lanes:
     # Requests and their senders.
 
     def requests(self, segments: Sequence[IntArray], replicas: IntArray) -> IntArray:
-        """Return the numbers of some requests, of which the target devices have these replicas."""
+        """Return the numbers of requests, from their segments and the replicas of their targets."""
         pure, mixed = np.zeros_like(replicas), np.zeros_like(replicas)
         for dimension, segment in zip(self._dimensions, segments, strict=True):
             places = dimension.of_source.places[segment]

@@ -221,7 +221,7 @@ class Routes:
         self._slots = dict(zip(ids.tolist(), range(len(ids)), strict=True))
 
     def place(self, lane: Lane, peer: int) -> tuple[int, int]:
-        """Return the buffer, and the slot in it, of what goes in a lane to or from a device."""
+        """Return the buffer, and the slot in it, for a lane to or from a device."""
         return (0, self._slots[peer]) if self._buffers is None else (self._buffers[lane], 0)
 
 
@@ -266,7 +266,7 @@ class Packet:
         self._parts.append((piece, steps, start))
 
     def boxes(self, this: Round) -> Iterator[tuple[int, MovedPiece]]:
-        """Yield what travels in a round, as boxes with their places in a flat buffer."""
+        """Yield the boxes that travel in a round, with their places in a flat buffer."""
         for piece, steps, start in self._parts:
             begin = max(this.start, steps.start)
             end = min(this.start + this.length, steps.stop)

@@ -131,7 +131,7 @@ class ViewMap:
             yield Box(tuple([part[0] for part in combination]), tuple(starts), tuple(factors))
 
     def chunks(self, chunks: Shape) -> Shape:
-        """Return the chunks of a view whose source has these.
+        """Return the chunks of the view, from those of its source.
 
         They are exact if the view begins where a chunk does, and no dimension was merged or split
         within a chunk; otherwise a boundary of chunks divides few chunks of the source.
@@ -260,7 +260,7 @@ _Part = tuple[slice, tuple[int, ...], tuple[Factor, ...]]
 
 
 def _parts(own: tuple[Factor, ...], start: int, stop: int) -> list[_Part]:
-    """Return the boxes of digits whose numbers are a range: where each is, starts and factors."""
+    """Return the boxes of digits whose numbers are a range: place, starts and factors of each."""
     sizes = tuple([factor.size for factor in own])
     parts, at = [], 0
     for digits in _digits(sizes, start, stop):

@@ -42,7 +42,7 @@ _BUFFERS_BYTES = 16 * 2**20
 # The properties of a node are computed when it is made: later, a chain of hundreds would need a
 # frame for each, and parts that are shared would be asked again and again.
 class SourceNode:
-    """A source of any library; ``value`` is what was given."""
+    """A source of any library, given as ``value``."""
 
     is_cast = False
 

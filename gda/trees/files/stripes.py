@@ -114,7 +114,7 @@ def _is_copied(leaf: WrittenArray) -> bool:
 
 def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
     """Yield the numbers of blocks, in groups that are better written together."""
-    if isinstance(leaf.array, SourceArray):  # of which a block is large
+    if isinstance(leaf.array, SourceArray):  # its blocks are large
         yield from ([number] for number in leaf.numbers)
         return
     # A write costs as much as copying some thousand bytes, so short runs are joined.

@@ -183,7 +183,7 @@ class RecordedTree:
 
 
 def may_be_tied(record: ArrayLeaf) -> bool:
-    """Return False for keys and numbers, of which a reader makes a new one for each leaf."""
+    """Return False for keys and numbers, which a reader makes anew for each leaf."""
     return record.key_impl is None and record.kind != "number"
 
 

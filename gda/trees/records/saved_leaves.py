@@ -246,7 +246,7 @@ def values_of(
 ) -> dict[str, str]:
     """Return texts and checksums, by path, of what must be the same in all processes.
 
-    Of a source, shape, dtype and blocks; not the values, of which each process reads some.
+    Of a source, shape, dtype and blocks, but not the values: each process reads only some.
     """
     values = {}
     for leaf in leaves:
