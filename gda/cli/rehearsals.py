@@ -27,7 +27,7 @@ from gda.cli.functions import file_and_function
 from gda.cli.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.cli.notation.mistakes import MistakesError
 from gda.cli.notation.numbers import parse_number
-from gda.compiled.devices.device_kinds import meshes_of, num_devices_of
+from gda.compiled.devices.device_kinds import mesh_sizes_of, num_devices_of
 from gda.layout.tables import table
 from gda.layout.text import format_bytes, format_mesh
 
@@ -146,7 +146,7 @@ def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]
             "--search finds the sizes of the axes; give their names alone: --mesh data,model"
         )
     try:
-        return meshes_of([*map(str, names)], num_devices_of(options.topology) * num_slices)
+        return mesh_sizes_of([*map(str, names)], num_devices_of(options.topology) * num_slices)
     except ValueError as error:
         raise MistakesError(f"--topology: {error}") from None
 

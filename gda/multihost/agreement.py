@@ -274,8 +274,10 @@ def check_same_call(
     checks are off, and is decorated with ``communicates``. Afterwards the arrays of the tree are
     computed.
     """
-    # Not in the step, so that an error is told at once. One process alone describes nothing.
-    fields = call_fields(tree, arguments) if jax.process_count() > 1 else {}
+    if jax.process_count() == 1:
+        check_joined()
+        return
+    fields = call_fields(tree, arguments)  # not in the step, so that an error is told at once
     all_do(
         lambda: None,
         what=here(name),

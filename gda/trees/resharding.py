@@ -99,8 +99,7 @@ def reshard_tree(
     named = mesh_named_by(mesh)
     others = range(jax.process_count()) if named is None else processes_of(named).numbers
     moved = reshard_all(moving, _NAME, max_device_bytes, donate, [*copies], others)
-    with checking_agreement(False):  # they were compared
-        placed = [_placed(each) for each in copies]
+    placed = [_placed(each) for each in copies]
     if donate:
         jax.block_until_ready(placed)
         for each in copies:
@@ -164,10 +163,11 @@ def _is_a_copy(each: Relayout, is_shared: bool) -> bool:
 def _placed(each: Relayout) -> jax.Array:
     """Return an array of the copy that this process has, which shares no memory with it."""
     array, sharding = each.array, each.sharding
-    if each.target.is_padded:
-        return PaddedArray.from_source(array, sharding).array
-    dtype = None if sharding.addressable_devices else array.dtype
-    return array_from_process_local(array, sharding, None, array.shape, dtype=dtype, copy=True)
+    with checking_agreement(False):  # the processes have compared it
+        if each.target.is_padded:
+            return PaddedArray.from_source(array, sharding).array
+        dtype = None if sharding.addressable_devices else array.dtype
+        return array_from_process_local(array, sharding, None, array.shape, dtype=dtype, copy=True)
 
 
 def _data_of(leaf: Any) -> Any:

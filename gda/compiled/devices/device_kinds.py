@@ -365,12 +365,14 @@ def num_devices_of(topology: str) -> int:
     return count
 
 
-def meshes_of(names: Sequence[str], num_devices: int) -> list[dict[str, int]]:
+def mesh_sizes_of(names: Sequence[str], num_devices: int) -> list[dict[str, int]]:
     """Return all meshes with these axes over so many devices."""
     first, *others = names
     if not others:
         return [{first: num_devices}]
     sizes = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
     return [
-        {first: size, **rest} for size in sizes for rest in meshes_of(others, num_devices // size)
+        {first: size, **rest}
+        for size in sizes
+        for rest in mesh_sizes_of(others, num_devices // size)
     ]
