@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gda.checkpoint.step_folders.rules import Rules, best_first, is_due, milestones
@@ -21,6 +21,7 @@ def test_a_step_is_due_if_a_multiple_was_reached_since_the_previous(
     assert is_due(step, previous, every) == reached
 
 
+@example({1}, 1)
 @given(STEPS, EVERY)
 def test_milestones_are_the_first_steps_at_or_after_each_multiple(
     steps: set[int], every: int
