@@ -68,8 +68,8 @@ def convert(
     ``at`` is the path of a subtree at the source, with slashes. ``merge`` is as for ``restore``;
     then ``change`` takes the tree, with a ``LazyArray`` for each array, and returns the tree to
     write. ``skip`` omits leaves that the files cannot hold, which are an error otherwise. ``dtype``
-    is that of the floats. The rest is as for ``checkpoint.save`` and ``save_safetensors``, also the
-    errors.
+    is that of the floats. The other arguments and errors are those of ``checkpoint.save`` and
+    ``save_safetensors``.
     """
     kind = _kind_of_target(target, kind)
     store = open_store(target, timeout)

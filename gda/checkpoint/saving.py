@@ -219,7 +219,7 @@ def in_background(
     after: Callable[[CommittedSave, float], None] = lambda written, free_since: None,
     failed: Callable[[], None] = lambda: None,
 ) -> Pending:
-    """Finish a save that has begun in a thread, which also closes the ``stack`` with its context.
+    """Start a thread that finishes a save, and closes the ``stack`` with its context.
 
     After an error it calls ``failed``. When the checkpoint is complete, process 0 calls ``after``
     with the time since which the caller goes on.
@@ -423,8 +423,8 @@ class Save:
     def take(self, begun: Begun, keeps: bool = False) -> Taken:
         """Take the values. With ``keeps``, the caller may do anything with the arrays afterwards.
 
-        A meeting if this folder is new to the program, or if the tree has arrays that every process
-        has on a device of its own: they are compared before anything is written.
+        All processes meet if this folder is new to the program, or to compare arrays that each
+        process has on a device of its own, before anything is written.
         """
         linkable = None
         if isinstance(self.store, FileStore) and isinstance(begun.base, FileStore):

@@ -74,7 +74,7 @@ class Rehearsal(RehearsalFacts, Report):
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """Changes that would save time or memory, what saves most first.
+        """Changes that would save time or memory, the largest savings first.
 
         Each comes from the facts above: work that devices repeat, arguments that could be donated,
         temporaries that are too large. An argument is to be sharded if the program does not fit, or

@@ -49,7 +49,7 @@ class PiecesToPull(NamedTuple):
         return [arrival.blocks[block][place] for arrival in self.arrivals]
 
 
-PiecesByProcess = Mapping[int, list[PiecesToPull]]  # of the offer, that has them
+PiecesByProcess = Mapping[int, list[PiecesToPull]]  # the processes of the offer
 
 
 def _questions(pieces: list[PiecesToPull]) -> list[list[PiecesToPull]]:

@@ -108,8 +108,8 @@ def environment(
     """Return the environment in which a process finds the others; it keeps flags in XLA_FLAGS.
 
     The port is that of process 0, and each process has as many virtual CPU devices. A process that
-    is silent for ``heartbeat_timeout`` seconds counts as dead; collectives and the checks of
-    ``gda.check_processes_agree`` wait for a late one as long as their timeouts say.
+    is silent for ``heartbeat_timeout`` seconds counts as dead. The other timeouts are those of
+    collectives and of ``gda.check_processes_agree`` for a late process.
     """
     address = f"{LOOPBACK}:{port}"
     # The threads that XLA would start on a machine with so many cores. Each device that waits in a

@@ -42,8 +42,8 @@ def public(function: FunctionT) -> FunctionT:
 def set_module(name: str) -> Callable[[ObjectT], ObjectT]:
     """Make a class or function known by a public module: messages and pickles name no other.
 
-    The outermost decorator, because ``dataclass`` evaluates annotations in the module that the
-    class names. So does ``typing.get_type_hints``, for which they are evaluated here.
+    It must be the outermost decorator, because ``dataclass`` evaluates annotations in the module
+    that the class names. So does ``typing.get_type_hints``, for which they are evaluated here.
     """
 
     def named(thing: ObjectT) -> ObjectT:

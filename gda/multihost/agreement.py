@@ -207,7 +207,7 @@ def together(
     communicates: bool | None = None,
     always: bool = False,
 ) -> T:
-    """Return what ``work`` makes, after all processes of the mesh have done theirs and agree.
+    """Return the result of ``work``, when all processes of the mesh have succeeded and agree.
 
     First each prepares alone, by ``prepare``, and they compare the ``request`` for it. Then
     ``work`` takes the prepared value, and they compare its results. If checks are off, they compare

@@ -44,7 +44,7 @@ def all_do(
 ) -> Done[T]:
     """Do the part of this process, wait for the others, and get the decision on all parts.
 
-    Communicates and raises as ``meet``; not if ``processes`` are one, or omit this one. An error of
+    Communicates and raises as ``meet``, unless ``processes`` are one or omit this one. An error of
     ``work``, ``agreed``, ``share`` or ``decide`` is raised where it occurred, and in the other
     processes an error of class ``failed`` that names it.
 

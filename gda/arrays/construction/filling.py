@@ -204,7 +204,7 @@ class Filling:
         """Copy the elements of a box into the blocks."""
         first = move.parts[0]
         is_block = not move.parts[1:] and first.shape == self._reader.shape
-        if is_block and not self._is_shared and self._pending.is_sent_from(first.block, box):
+        if is_block and not self._is_shared and self._pending.send_if_possible(first.block, box):
             self._memory.pop(first.block, None)
             return
         for part in move.parts:

@@ -174,7 +174,7 @@ def _together(
     dtype: npt.DTypeLike | None,
     padded_with: object = None,
 ) -> jax.Array:
-    """Return what ``work`` makes by the plan, which processes compare first, if checks are on."""
+    """Return the result of ``work``; if checks are on, processes compare the plan first."""
     request = partial(_wanted, dtype=dtype, padded_with=padded_with)
     return together(name, mesh, work, prepare=plan, request=request)
 

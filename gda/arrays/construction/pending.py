@@ -112,7 +112,7 @@ class PendingArray:
         self.reader.note(error, index)
         self._note(error)
 
-    def is_sent_from(self, number: int, data: np.ndarray[Any, Any]) -> bool:
+    def send_if_possible(self, number: int, data: np.ndarray[Any, Any]) -> bool:
         """Send a complete block, and wait for it, if its memory allows; return True then."""
         if data.dtype != self.reader.dtype or not self.reader.borrows(data):
             return False

@@ -56,8 +56,7 @@ def reads_wanted(pending: Sequence[PendingArray], options: Options) -> Descripti
 def read_builds(pending: Sequence[PendingArray], options: Options, name: str) -> None:
     """Read the blocks of all arrays, with ``read_once`` by all processes together.
 
-    Communicates then, after all processes have compared ``reads_wanted``. ``name`` is the function
-    that the user called.
+    It then communicates, for the function ``name``, after a comparison of ``reads_wanted``.
     """
     mesh = mesh_of_several(each.plan.sharding for each in pending) if options.read_once else None
     reads = [ReadsOfArray(each) for each in pending]

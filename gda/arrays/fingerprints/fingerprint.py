@@ -50,8 +50,8 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
 def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) -> list[str]:
     """Return the fingerprint of each array with its grid; communicates once if any is shared.
 
-    The processes have compared the call before, of the function ``name``, and have as many arrays.
-    One of a single other process may be among them.
+    The processes have compared the call, of the function ``name``, and have equally many arrays,
+    also ones that a single other process holds.
     """
     shared = [not array.is_fully_addressable for array, _ in arrays]
 

@@ -163,7 +163,7 @@ def _waves(leaves: Iterable[_MovingArray], most_bytes: int) -> Iterator[list[_Mo
 
 
 class _MovingArray:
-    """One array: the blocks that this process has of it, and those that it is to have.
+    """One array: the present blocks of this process, and its new ones.
 
     ``numbers`` are the places of devices in ``mesh``, which has those of both layouts. ``new`` are
     the new blocks that are complete; those of ``kept`` are also blocks of the array before. PRNG

@@ -46,7 +46,7 @@ def exchange(
     """Send the parts of this process, and fill the memory of those that it gets. Communicates.
 
     ``parts`` are the same in all processes that are in any of them. ``memory_of`` returns the
-    memory of a part, or ``None`` where it is not wanted. A device receives ``max_bytes``.
+    memory of a part, or ``None`` where it is not wanted. A device receives at most ``max_bytes``.
     """
     among: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, part in enumerate(parts):

@@ -79,9 +79,9 @@ def reshard_all(
     """Return the arrays in their new layouts.
 
     NumPy moves those of ``_is_small_on_cpu``, JAX those of ``_is_for_jax``, and ``carry`` the
-    others. Every process has a value of ``copies``, which do not move: the processes compare them.
-    They meet ``others``, also if nothing moves between processes, and compare the layouts of
-    ``kept``, which do not move.
+    others. ``copies`` and ``kept`` do not move: the processes compare the values of ``copies``,
+    which all have, and the layouts of ``kept``. They meet ``others`` even if nothing moves between
+    them.
     """
     # Without moves inside one process, which the others need not know.
     between = [each for each in relayouts if each.processes[1:]]
@@ -185,7 +185,7 @@ def _boxes(shape: Shape, sharding: NamedSharding) -> dict[Device, Index]:
 
 
 def _is_for_jax(each: Relayout, most_bytes: int) -> bool:
-    """Return True if JAX may move it, and moves it as well: the only place that decides this.
+    """Return True if JAX can move an array correctly and as quickly.
 
     The devices stay, in their order, and so does the kind of memory: between some other orders XLA
     ends the process, and with another kind JAX raises. The blocks stay whole, or the array is small

@@ -74,9 +74,7 @@ class Keeper:
     _knows_best: bool = False  # True after a look for the metric of keep_best
 
     def own(self, only: int | None, resumes: bool) -> tuple[str, list[tuple[int, str]]]:
-        """Become the owner of the folder, and clean it.
-
-        Returns the id of this program, and numbers and names of the steps.
+        """Become the owner of the folder, and clean it; return its id, and the steps.
 
         ``only`` is the one step that may be the newest. Raises ``ValueError`` if a run that does
         not resume would save beside steps, or the folder is itself a checkpoint.
@@ -164,8 +162,8 @@ class Keeper:
     def roll_back(self, step: int, newest: int | None = None) -> list[int]:
         """Remove the steps after one, and return them.
 
-        With ``newest``, nothing happens if another step is the newest, or if the rollback was done
-        before: then the newest step was saved again.
+        With ``newest``, nothing happens if another step is the newest, or if this rollback was done
+        and the newest step saved again.
         """
         later, removed = self._later(step, newest), list[int]()
         if not later:
@@ -333,8 +331,7 @@ class Keeper:
     def _remove_old(self) -> None:
         """Remove the steps that the rules do not keep, and that no ``on_complete`` uses.
 
-        At once they are no longer complete; the rest is done in the background. A failure is only
-        logged.
+        They are incomplete at once, and removed in the background. A failure is only logged.
         """
         try:
             owner = self._claimed()

@@ -441,8 +441,7 @@ class RunFolder:
     def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True for the rest of a save or a removal that this run did not finish.
 
-        No other folder without a manifest is removed: it may have lost it, or be a copy that is not
-        yet whole.
+        Other folders without a manifest stay: it may be lost, or the folder an incomplete copy.
         """
         if manifest_json.NAME in folder.files or UNFINISHED not in folder.files:
             return False

@@ -47,8 +47,8 @@ class Links:
     def compared(self, share: Share) -> tuple[Share, dict[str, Any]]:
         """Wait for the sums of the arrays that may be those of the base.
 
-        An array that begins with other bytes is not one. So if all arrays changed, a save on CPU
-        does not wait for their sums, and is not slower than without a base.
+        An array that begins with other bytes differs. So if all arrays changed, a save on CPU does
+        not wait for their sums, and is not slower than without a base.
 
         Returns:
           the share with these sums, and the part of this process for ``unchanged``, as JSON.

@@ -157,7 +157,7 @@ class Placed:
 
 @dataclass(frozen=True, eq=False)
 class _ChunkOfPack:
-    """A chunk of a pack, its pieces, and those of their blocks that are on the way to the host."""
+    """A chunk of a pack, its pieces, and their blocks that are ``coming`` to the host."""
 
     array: StoredArray
     number: int
@@ -331,7 +331,7 @@ class Writer:
     def _chunks_of_packs(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
         for array, pieces in packs:
             (size,) = array.chunk_shape
-            # Those that are there already would cost as much to follow as to copy.
+            # Blocks that are on the host already cost as much to follow as to copy.
             away = [
                 (placed, block)
                 for placed in pieces

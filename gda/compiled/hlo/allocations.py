@@ -130,8 +130,7 @@ def _instruction_of(
 ) -> Instruction | None:
     """Return the instruction that made a value; None if it is unknown.
 
-    Several values that a fusion makes may be of other lines, and so may those of a collective, of
-    which XLA combines many.
+    The values of a fusion, or of a collective that XLA combined, may be of several lines.
     """
     instruction = maker.instruction(value.name)
     if instruction is None or not value.element:

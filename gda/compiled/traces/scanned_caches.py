@@ -22,9 +22,9 @@ class _Value(NamedTuple):
 
 
 def scanned_caches(jaxpr: Any) -> dict[int, tuple[str, int]]:
-    """Return file and line of the update, by the position of each such argument.
+    """Return file and line of the update of each argument that a scan takes apart, by position.
 
-    It is among the ``xs`` of a ``jax.lax.scan`` and, updated, among the ``ys``. Each step reads its
+    It is among the ``xs`` of the scan and, updated, among the ``ys``. Each step reads its
     part from one array and writes it to another, unless XLA finds that one can be both.
     """
     found: dict[int, tuple[str, int]] = {}
