@@ -59,6 +59,8 @@ several meshes:
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
+  gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data=16 \
+           --trace step.json
   gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
   gda rehearse train.py:rehearsal --topology h100:8 \\
            --mesh 'data=8; data=4,model=2'
@@ -96,6 +98,9 @@ def add_rehearse(commands: Any) -> None:
     )
     parser.add_argument("--examples", metavar="N", help="examples, or tokens, of a call")
     parser.add_argument("--price", metavar="P", type=price, help="of a device for one hour")
+    parser.add_argument(
+        "--trace", metavar="FILE.json", help="of one mesh: a picture of the step, for Perfetto"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -122,6 +127,8 @@ def rehearse(options: argparse.Namespace) -> int:
         )
         for mesh in _meshes(options, num_slices)
     ]
+    if options.trace is not None and (options.search or len(requests) > 1):
+        raise MistakesError("--trace draws one mesh; give one with --mesh, without --search")
     results = sorted(map(_Result, requests, reports_of(requests)), key=_Result.order)
     first, *others = results
     is_one = not (others or options.search)
@@ -134,6 +141,11 @@ def rehearse(options: argparse.Namespace) -> int:
         print(*filter(None, (first.rehearsal, first.rehearsal.collectives)), sep="\n\n")
     else:
         print(*_lines(results), sep="\n")
+    if options.trace is not None and first.rehearsal:
+        try:
+            first.rehearsal.save_trace(options.trace)
+        except (ValueError, OSError) as error:
+            raise MistakesError(f"--trace: {error}") from None
     return first.code
 
 

@@ -11,6 +11,7 @@ from gda.compiled.checkpoint_interval import CheckpointInterval, interval_of
 from gda.compiled.rehearsal_facts import RehearsalFacts
 from gda.compiled.report.advice import Advice, advice_of, shortfall_of
 from gda.compiled.report.rehearsal_text import parts_of
+from gda.compiled.report.trace import write_trace
 from gda.layout.boundary import public, set_module
 from gda.show.report import Report, Table
 
@@ -139,6 +140,29 @@ class Rehearsal(RehearsalFacts, Report):
             "least_devices": self.least_devices,
             "state_bytes": self.state_bytes,
         }
+
+    @public
+    def save_trace(self, path: str | Path) -> None:
+        """Write the estimate of the step as a file that https://ui.perfetto.dev opens.
+
+        It has Chrome's trace-event format (JSON), with a track for the products, one for memory
+        traffic, one for each set of mesh axes with its collectives, and one for the waits, so that
+        one sees what hides behind what; the live bytes of temporaries, from XLA's assignment of
+        buffers, with the largest at the peak. A loop is drawn as one turn with its number of turns.
+        The metadata of the file say what it cannot know.
+
+        Args:
+          path: the JSON file.
+
+        Raises:
+          ValueError: there is no estimate, as for CPUs.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = gda.rehearsal_mesh('v5e:2x2', {'data': 4})  # doctest: +SKIP
+        >>> x = gda.abstract(np.zeros((64, 64)), mesh, ('data',))  # doctest: +SKIP
+        >>> gda.rehearse(lambda x: x @ x.T, x).save_trace('step.json')  # doctest: +SKIP
+        """
+        write_trace(self, Path(path))
 
     @public
     def check(self, path: str | Path) -> None:

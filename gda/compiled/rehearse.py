@@ -24,6 +24,7 @@ from gda.compiled.collectives import modules_in, slices_of
 from gda.compiled.devices.device_kinds import kind_of_device
 from gda.compiled.hlo import Collectives, Schedule, format_size, read_schedule
 from gda.compiled.hlo.allocations import read_temporaries
+from gda.compiled.hlo.live_ranges import LiveRanges
 from gda.compiled.hlo.products import KernelCosts
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import Rehearsal
@@ -197,7 +198,9 @@ def rehearsal_of(
     )
     kind = kind_of_device(device.device_kind)
     of_model = repetitions_of(rehearsal.flops, num_devices, flops_model)
-    seconds_of_step = seconds_of(schedule, kind, links, rehearsal.repetitions or 1, of_model)
+    ranges = LiveRanges(build.assignment, modules)
+    times = rehearsal.repetitions or 1
+    seconds_of_step = seconds_of(schedule, kind, links, times, of_model, ranges)
     rehearsal = dataclasses.replace(rehearsal, seconds=seconds_of_step)
     is_short = 0 < len(build.text) < _SHORT
     if is_short and not is_last and seconds_of_step.estimate and mesh is not None:

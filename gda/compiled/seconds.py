@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gda.compiled.collective_times import Interconnect, collective_seconds
+from gda.compiled.collective_times import Interconnect
+from gda.compiled.device_clock import Clock, Rates, Timeline, timeline_of
 from gda.compiled.devices.device_kinds import DeviceKind
-from gda.compiled.devices.device_speeds import DeviceSpeeds
 from gda.compiled.hlo import Schedule, Step, executions, format_source
+from gda.compiled.hlo.live_ranges import LiveRanges
 from gda.layout.boundary import set_module
 
-_SMALL = 4096  # bytes: a TPU has scalars and the like in registers
 _MOST_PLACES = 100
 
 
@@ -68,6 +67,7 @@ class StepSeconds:
         function that came lowered or compiled.
       not_counted: the reasons for which a figure is None or too low.
       places: the lines with the most estimated seconds, the longest first.
+      timeline: the events of the estimate, for ``gda.Rehearsal.save_trace``.
 
     >>> import gda
     >>> seconds = gda.StepSeconds(compute=0.03, memory=0.01, communication=0.04, estimate=0.06)
@@ -83,6 +83,7 @@ class StepSeconds:
     mfu: float | None = None
     not_counted: tuple[str, ...] = ()
     places: tuple[PlaceSeconds, ...] = field(default=(), repr=False)
+    timeline: Timeline = field(default=Timeline(), repr=False)
 
     @property
     def bound(self) -> float | None:
@@ -107,8 +108,9 @@ class StepSeconds:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON."""
+        names = self.__dataclass_fields__.keys() - {"timeline"}
         return {
-            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            **{name: getattr(self, name) for name in sorted(names)},
             "bound": self.bound,
             "bounded_by": self.bounded_by,
             "is_bound": self.is_bound,
@@ -135,18 +137,20 @@ def seconds_of(
     links: Interconnect | None,
     repetitions: float,
     of_model: float | None = None,
+    ranges: LiveRanges | None = None,
 ) -> StepSeconds:
     """Return the time of a schedule.
 
     ``repetitions`` is the number of devices that do the same work, and ``of_model`` is how often
-    the work of the model is done, also a second time to save memory; None if it is unknown.
+    the work of the model is done, also a second time to save memory; None if it is unknown. With
+    the lives of temporaries there is a timeline.
     """
     if kind is None or kind.speeds is None or kind.memory_bandwidth is None:
         return StepSeconds(not_counted=("the speeds of these devices are unknown",))
     if schedule is None:
         return StepSeconds(not_counted=("the compiler does not write this program",))
     cache_bytes = kind.gpu.cache_bytes if kind.gpu else 0
-    rates = _Rates(kind.speeds, kind.memory_bandwidth, cache_bytes, links)
+    rates = Rates(kind.speeds, kind.memory_bandwidth, cache_bytes, links)
     compute = _least(schedule.steps, rates.least_compute)
     memory = _least(schedule.steps, rates.least_memory)
     memory = max(memory, (schedule.argument_bytes - cache_bytes) / rates.bandwidth)
@@ -156,7 +160,7 @@ def seconds_of(
         (_least(schedule.steps, lambda step, of=of: rates.least_on(step, of)) for of in axes),
         default=0.0,
     )
-    clock = _Clock(rates)
+    clock = Clock(rates)
     clock.run(schedule.steps)
     estimate = max(clock.now, compute, memory, communication)
     reasons = [f"the products of the kernel {name}" for name in schedule.unknown()]
@@ -172,116 +176,8 @@ def seconds_of(
         mfu=used / of_model if used and of_model else None,
         not_counted=tuple(reasons),
         places=_places(schedule.steps, rates),
+        timeline=Timeline() if ranges is None else timeline_of(clock, ranges),
     )
-
-
-@dataclass(frozen=True)
-class _Rates:
-    """The time of each step by itself; ``links`` are None for a program of one device."""
-
-    speeds: DeviceSpeeds
-    bandwidth: float
-    cache_bytes: int
-    links: Interconnect | None
-
-    def least_compute(self, step: Step) -> float:
-        return sum(
-            (each.flops or 0) / self.speeds.flops_of(each.dtype, each.precision)
-            for each in step.products
-        )
-
-    def least_memory(self, step: Step) -> float:
-        """Return the time for bytes that surely come from memory, and not from a cache."""
-        if any(each.kernel for each in step.products):
-            return 0.0
-        return sum(max(0, each - self.cache_bytes) for each in step.arrays) / self.bandwidth
-
-    def least_on(self, step: Step, axes: tuple[str, ...] | None) -> float:
-        """Return the least time of a collective over these axes; 0 for other steps."""
-        found = step.collective
-        if self.links is None or found is None or found.axes != axes:
-            return 0.0
-        return collective_seconds(found, self.links).bound
-
-    def alone(self, step: Step) -> float:
-        """Return the estimate of a step: of a kernel, the longer of its products and its bytes."""
-        if step.collective is not None:
-            return 0.0 if self.links is None else collective_seconds(step.collective, self.links)[1]
-        if not step.arrays and not step.products:
-            return 0.0
-        speeds, measured = self.speeds, self.speeds.measured
-        computes = self.least_compute(step) / measured.products
-        if step.cycles is not None and speeds.clock_hz:
-            computes = max(self.least_compute(step), step.cycles / speeds.clock_hz)
-        moves = sum(step.arrays) / self.bandwidth / measured.memory
-        is_launched = speeds.clock_hz is None or sum(step.arrays) > _SMALL
-        return max(computes, moves) + (speeds.kernel_seconds if is_launched else 0)
-
-    def resource(self, step: Step) -> object:
-        """Return the name of the links that an asynchronous step takes for itself."""
-        if step.collective is None:
-            return "copies"
-        # Each axis of a torus has links of its own.
-        is_torus = self.links is not None and self.links.torus is not None
-        return step.collective.axes if is_torus else "links"
-
-
-class _Clock:
-    """The time at which a device reaches a place of its schedule."""
-
-    def __init__(self, rates: _Rates) -> None:
-        self.rates, self.now = rates, 0.0
-        self.free: dict[object, float] = defaultdict(float)
-        self.ends: dict[str, float] = {}
-
-    def run(self, steps: Iterable[Step]) -> None:
-        for step in steps:
-            if step.ends:
-                self.now = max(self.now, self.ends.get(step.ends, 0.0))
-            elif step.begins:
-                self._begin(step)
-            elif step.is_branch:
-                self._run_longest(step)
-            elif step.bodies:
-                self._repeat(step)
-            elif step.collective is not None:
-                of = self.rates.resource(step)
-                self.now = self.free[of] = max(self.now, self.free[of]) + self.rates.alone(step)
-            else:
-                self.now += self.rates.alone(step)
-
-    def _begin(self, step: Step) -> None:
-        seconds = self.rates.alone(step)
-        inner = [run.step for body in step.bodies for run in executions(body)]
-        collectives = [each for each in inner if each.collective is not None]
-        of = self.rates.resource(collectives[0] if collectives else step)
-        seconds += sum(map(self.rates.alone, inner))
-        self.ends[step.begins] = self.free[of] = max(self.now, self.free[of]) + seconds
-
-    def _repeat(self, step: Step) -> None:
-        """Run a body once, and add the time of a second run for each of the others."""
-        (body, *_) = step.bodies
-        times = 1 if step.times is None else step.times
-        if times > 0:
-            self.run(body)
-        if times > 1:
-            begun = self.now
-            self.run(body)
-            rest = (times - 2) * (self.now - begun)
-            self.now += rest
-            self.ends = {name: end + rest for name, end in self.ends.items()}
-            self.free.update({of: end + rest for of, end in self.free.items()})
-
-    def _run_longest(self, step: Step) -> None:
-        clocks = []
-        for body in step.bodies:
-            clock = _Clock(self.rates)
-            clock.now, clock.ends = self.now, dict(self.ends)
-            clock.free.update(self.free)
-            clock.run(body)
-            clocks.append(clock)
-        longest = max(clocks, key=lambda clock: clock.now)
-        self.now, self.free, self.ends = longest.now, longest.free, longest.ends
 
 
 def _least(steps: Iterable[Step], seconds: Callable[[Step], float]) -> float:
@@ -293,7 +189,7 @@ def _least(steps: Iterable[Step], seconds: Callable[[Step], float]) -> float:
     return sum(seconds(step) * (n or 0) for step, n, _ in executions(steps, cheapest, unknown=0))
 
 
-def _places(steps: Iterable[Step], rates: _Rates) -> tuple[PlaceSeconds, ...]:
+def _places(steps: Iterable[Step], rates: Rates) -> tuple[PlaceSeconds, ...]:
     totals: dict[str, PlaceSeconds] = {}
     for step, executed, _ in executions(steps, unknown=1):
         times = executed or 0

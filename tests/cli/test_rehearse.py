@@ -22,6 +22,7 @@ from running import USUAL, Run, wait_until_gone
 import gda
 from gda.cli import rehearsal_processes, rehearsal_program
 from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, reports_of
+from gda.compiled.device_clock import Timeline, TimelineEvent
 from gda.launch.children import Children
 from gda.testing.forking import Forked
 
@@ -169,6 +170,7 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
             ["train.py:f", "--mesh", "x=4", "--target-config", "nope"],
             "--target-config: there is no file 'nope' here",
         ),
+        (["train.py:f", "--mesh", "x=4;x=2", "--trace", "t.json"], "--trace draws one mesh"),
         (["train.py:f", "--mesh", "x=4;y"], "--mesh: an axis with its size was expected"),
     ],
 )
@@ -294,6 +296,25 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
         object.__setattr__(each.rehearsal, "seconds", gda.StepSeconds())
     out = run.printed("rehearse", f"{train}:rehearsal", *meshes)
     assert [line.split()[0] for line in out.splitlines()[3:6]] == ["a=8,b=1", "a=2,b=4", "a=1,b=8"]
+
+
+def test_the_picture_of_one_mesh_is_written(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    event = TimelineEvent("compute", "train.py:7", begin=0.0, seconds=1e-3, takes=1e-3)
+    step = gda.StepSeconds(estimate=1e-3, timeline=Timeline((event,)))
+    canned({1: report(1024, {}, seconds=step), 2: report(1024, {})})
+    command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:2", "--trace", "step.json"
+    assert run(*command, "--mesh", "a=1")[0] == 0
+    (product,) = [
+        each
+        for each in json.loads(Path("step.json").read_text())["traceEvents"]
+        if each["ph"] == "X"
+    ]
+    assert (product["name"], product["ts"], product["dur"]) == ("train.py:7", 0, 1000)
+    code, out, err = run(*command, "--mesh", "a=2")
+    assert (code, "fits" in out) == (2, True)
+    assert "--trace: <lambda> has no timeline to save" in " ".join(err.split())
 
 
 def test_a_first_mesh_that_is_far_from_its_work_is_told_with_lines(

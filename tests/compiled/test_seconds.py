@@ -261,6 +261,40 @@ def test_an_asynchronous_gather_hides_behind_a_product() -> None:
     assert serial.communication == hidden.communication == 3 / 4 * W / 450e9
 
 
+def test_a_gather_that_begins_before_a_loop_hides_behind_its_turns() -> None:
+    times = []
+    for turns in (1, 50):
+        loop = (
+            f"%l = bf16[8192,8192]{{1,0}} while(%a), condition=%c, body=%b, "
+            f'backend_config={{"known_trip_count":{{"n":"{turns}"}}}}'
+        )
+        before = (
+            "%b (p: bf16[8192,8192]) -> bf16[8192,8192] {\n"
+            "  %p = bf16[8192,8192]{1,0} parameter(0)\n"
+            "  ROOT %d = bf16[8192,8192]{1,0} dot(%p, %p), lhs_contracting_dims={1}, "
+            "rhs_contracting_dims={0}\n}\n\n"
+            "%c (q: bf16[8192,8192]) -> pred[] {\n"
+            "  %q = bf16[8192,8192]{1,0} parameter(0)\n"
+            "  ROOT %t = pred[] constant(true)\n}\n\n"
+        )
+        text = module(
+            "%a = bf16[8192,8192]{1,0} parameter(0)",
+            "%s = (bf16[8192,8192]{1,0}, bf16[32768,8192]{1,0}) all-gather-start(%a), "
+            "channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true",
+            loop,
+            "ROOT %e = bf16[32768,8192]{1,0} all-gather-done(%s)",
+            before=before,
+        )
+        assert H100.speeds is not None
+        links = Interconnect(H100.speeds, hosts=(0,) * 4)
+        found = on_h100(text, links).estimate
+        assert found is not None
+        times.append(found)
+    turn = 2 * 8192**3 / 989.4e12 / H100.speeds.measured.products + LAUNCH
+    assert times[0] < 50 * turn  # the gather
+    assert times[1] == pytest.approx(50 * turn)
+
+
 def test_the_cycles_of_a_tpu_compiler_are_those_of_its_products() -> None:
     config = (
         ', backend_config={"window_config":{"estimated_cycles":"1500000","iteration_bounds":["1"],'

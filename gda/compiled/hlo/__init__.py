@@ -13,7 +13,7 @@ Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``sou
 code), ``program`` (a text that is parsed once, and one collective), ``listing`` (totals and tables
 of collectives), ``products`` and ``memory_traffic`` (of each instruction), ``schedule`` (its steps
 in their order, with the work of each, and its collectives); ``allocations`` (the largest
-temporaries).
+temporaries), ``live_ranges`` (those of each instruction).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gda.compiled.hlo.instructions import Computation, Instruction, Shape, leaves
@@ -66,15 +66,28 @@ def read_temporaries(assignment: str, modules: Sequence[Module]) -> list[Tempora
     the memory is returned, so that all may be there together. ``assignment`` is the text of XLA's
     file ``…-buffer-assignment.txt``.
     """
-    maker_of = {
+    makers = makers_of(modules)
+    # Of equal ones, a value of the program comes before one that a loop carries.
+    values = sorted(values_of(assignment), key=lambda each: (-each.nbytes, each.name not in makers))
+    return largest_of(values, makers)
+
+
+Makers = dict[str, tuple[Module, Computation]]
+
+
+def makers_of(modules: Sequence[Module]) -> Makers:
+    """Return the module and the computation of each instruction."""
+    return {
         name: (module, computation)
         for module in modules
         for computation in module.computations.values()
         for name in computation.lines
     }
-    # Of equal ones, a value of the program comes before one that a loop carries.
-    values = sorted(_values(assignment), key=lambda each: (-each.nbytes, each.name not in maker_of))
-    taken: list[_Value] = []
+
+
+def largest_of(values: Iterable[TemporaryValue], makers: Makers) -> list[Temporary]:
+    """Return the first of these values that have memory of their own, as arrays."""
+    taken: list[TemporaryValue] = []
     found = []
     for value in values:
         if len(found) == _MOST:
@@ -86,8 +99,8 @@ def read_temporaries(assignment: str, modules: Sequence[Module]) -> list[Tempora
             continue
         taken.append(value)
         array = Temporary(arrays[0].dtype, arrays[0].shape, value.nbytes, "", None, None)
-        if value.name in maker_of:
-            module, computation = maker_of[value.name]
+        if value.name in makers:
+            module, computation = makers[value.name]
             instruction = _instruction_of(value, computation, module.computations)
             metadata = {} if instruction is None else metadata_of(instruction)
             file, line = module.sources.line(metadata)
@@ -101,7 +114,9 @@ def read_temporaries(assignment: str, modules: Sequence[Module]) -> list[Tempora
     return found
 
 
-class _Value(NamedTuple):
+class TemporaryValue(NamedTuple):
+    """A value in the temporary memory, as XLA's assignment of buffers has it."""
+
     name: str
     element: str  # the position in a tuple, or empty
     nbytes: int
@@ -113,7 +128,7 @@ class _Value(NamedTuple):
         return self.start + self.nbytes
 
 
-def _values(assignment: str) -> Iterator[_Value]:
+def values_of(assignment: str) -> Iterator[TemporaryValue]:
     """Yield the values in the temporary memory of the device."""
     is_temporary = False
     for line in assignment.splitlines():
@@ -122,11 +137,11 @@ def _values(assignment: str) -> Iterator[_Value]:
             # Memory of another color is on the chip.
             is_temporary = allocation is not None and allocation[1] is None
         elif is_temporary and (value := _VALUE.match(line)):
-            yield _Value(value[1], value[2] or "", int(value[3]), int(value[4]), value[5])
+            yield TemporaryValue(value[1], value[2] or "", int(value[3]), int(value[4]), value[5])
 
 
 def _instruction_of(
-    value: _Value, maker: Computation, computations: Mapping[str, Computation]
+    value: TemporaryValue, maker: Computation, computations: Mapping[str, Computation]
 ) -> Instruction | None:
     """Return the instruction that made a value; None if it is unknown.
 

@@ -42,6 +42,7 @@ class Step(NamedTuple):
       times: the executions of a loop's body; None if they are unknown.
       is_branch: one of its bodies runs.
       op_name, source_file, source_line: as of a collective.
+      name, opcode: of the instruction.
     """
 
     products: tuple[Product, ...] = ()
@@ -56,6 +57,8 @@ class Step(NamedTuple):
     op_name: str = ""
     source_file: str | None = None
     source_line: int | None = None
+    name: str = ""
+    opcode: str = ""
 
 
 class Schedule(NamedTuple):
@@ -180,7 +183,7 @@ class _ScheduleReader:
             if instruction.opcode.endswith("-done"):
                 begun = _beginning(computation, instruction)
                 is_known = is_whole or begun in {step.begins for step in found}
-                found += [Step(ends=begun)] if is_known else []
+                found += [Step(ends=begun, name=each)] if is_known else []
             else:
                 found += self._steps_of(computation, each, instruction, is_whole)
         return tuple(found)
@@ -195,6 +198,7 @@ class _ScheduleReader:
         metadata = metadata_of(instruction)
         file, line = self.module.sources.line(metadata)
         place = {"op_name": metadata.get("op_name", ""), "source_file": file, "source_line": line}
+        place |= {"name": name, "opcode": opcode}
         step = Step(**place)
         if instruction.opcode != opcode and '"is_sync":true' not in computation.lines[name]:
             step = step._replace(begins=name)

@@ -1,4 +1,4 @@
-"""A rehearsal as text and as advice. No JAX.
+"""A rehearsal as text, as advice and as a picture. No JAX.
 
-Read in this order: ``advice``, ``rehearsal_text``.
+Read in this order: ``advice``, ``rehearsal_text``, ``trace``.
 """
