@@ -36,7 +36,7 @@ from gda.checkpoint.shared_folders import note_of_folder
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import open_tree, recorded
 from gda.layout.boundary import set_module
-from gda.layout.cover import Move, cover, groups_within
+from gda.layout.cover import BoxMove, cover, groups_within
 from gda.layout.indices import sizes_of
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
@@ -318,11 +318,11 @@ def _reads(arrival: Arrival, leaves: Mapping[Path, Any]) -> Iterator[tasks.Task]
     source = jax.random.key_data(leaf) if are_keys(leaf) else leaf
     chunks, box_bytes = source_of(source).chunks, source_of(source).read_bytes
 
-    def read(move: Move) -> Any:
+    def read(move: BoxMove) -> Any:
         with noting_path(arrival.record.path):
             return np.asarray(source[move.box])
 
-    def fill(move: Move, box: Any) -> None:
+    def fill(move: BoxMove, box: Any) -> None:
         for part in move.parts:
             arrival.blocks[part.block][part.in_block] = box[part.in_box]
 

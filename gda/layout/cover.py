@@ -39,7 +39,7 @@ class Part(NamedTuple):
         return sizes_of(self.in_box)
 
 
-class Move(NamedTuple):
+class BoxMove(NamedTuple):
     """A box of an array that is read once, and its parts, each of which goes into one block."""
 
     box: Index  # with every start and stop
@@ -49,14 +49,14 @@ class Move(NamedTuple):
         """Return the elements of a part in the whole array."""
         return within(part.in_box, tuple([-s.start for s in self.box]))
 
-    def trimmed(self) -> Move:
+    def trimmed(self) -> BoxMove:
         """Return the move with the smallest box that has all its parts."""
         box = hull_of([self.index_of(part) for part in self.parts])
         if box == self.box:
             return self
         first = tuple([s.start - t.start for s, t in zip(box, self.box, strict=True)])
         parts = [part._replace(in_box=within(part.in_box, first)) for part in self.parts]
-        return Move(box, tuple(parts))
+        return BoxMove(box, tuple(parts))
 
     @property
     def num_elements(self) -> int:
@@ -74,7 +74,7 @@ def cover(
     holders: Mapping[int, tuple[int, ...]] | None = None,
     splits_blocks: bool = True,
     group_bytes: int | None = None,
-) -> Iterator[list[Move]]:
+) -> Iterator[list[BoxMove]]:
     """Yield groups of moves that fill each element of the blocks once.
 
     The blocks of a group are better read together, see ``blocks_read_together``. No box has parts
@@ -120,7 +120,7 @@ def cover(
             yield [move.trimmed() for move in moves if move.parts]
 
 
-def move_of(blocks: Mapping[int, Index], box: Index) -> Move:
+def move_of(blocks: Mapping[int, Index], box: Index) -> BoxMove:
     """Return the move from a box to blocks, which are given with every start and stop."""
     common = [(number, common_box(box, block)) for number, block in blocks.items()]
     at = start_of(box)
@@ -129,7 +129,7 @@ def move_of(blocks: Mapping[int, Index], box: Index) -> Move:
         for number, index in common
         if index is not None
     ]
-    return Move(box, tuple(parts))
+    return BoxMove(box, tuple(parts))
 
 
 def groups_within(

@@ -17,7 +17,7 @@ import numpy as np
 from gda.arrays.buffers import HUGE_PAGE_BYTES, aligned_empty
 from gda.arrays.construction.pending import PendingArray
 from gda.arrays.liveness import called_for_data
-from gda.layout.cover import READ_BYTES, Move, Part, cover, groups_within
+from gda.layout.cover import READ_BYTES, BoxMove, Part, cover, groups_within
 from gda.layout.dtype_names import native
 from gda.layout.indices import sizes_of, start_of
 from gda.layout.spec import Shape
@@ -35,7 +35,7 @@ class _BegunRead(NamedTuple):
     """A read that has begun: its future, and its buffer if it is not read into a block."""
 
     future: Future
-    move: Move
+    move: BoxMove
     buffer: _Memory | None
 
 
@@ -114,7 +114,7 @@ class Filling:
 
     def task(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[BoxMove],
         finish: Callable[[], Transfer | None] = lambda: None,
         held: int = 0,
     ) -> Task | AsyncTask:
@@ -135,7 +135,7 @@ class Filling:
             library_bytes=_COPIES * sum(boxes_bytes),
         )
 
-    def _nbytes_of_parts(self, move: Move) -> int:
+    def _nbytes_of_parts(self, move: BoxMove) -> int:
         return move.num_elements * self._source.dtype.itemsize
 
     # Methods for any thread.
@@ -161,7 +161,7 @@ class Filling:
                     raise
             return self._memory[number]
 
-    def _read(self, moves: Sequence[Move]) -> None:
+    def _read(self, moves: Sequence[BoxMove]) -> None:
         try:
             buffer = self._buffers.pop()
         except IndexError:
@@ -171,7 +171,7 @@ class Filling:
                 buffer = called_for_data(self._read_box, move, buffer)
         self._buffers.append(buffer)
 
-    def _read_box(self, move: Move, buffer: _Memory) -> _Memory:
+    def _read_box(self, move: BoxMove, buffer: _Memory) -> _Memory:
         """Read a box and split it; return the buffer, or a larger one."""
         sizes = sizes_of(move.box)
         out: _Memory | None = None
@@ -200,7 +200,7 @@ class Filling:
         self._split(move, block)
         return buffer
 
-    def _split(self, move: Move, box: _Memory) -> None:
+    def _split(self, move: BoxMove, box: _Memory) -> None:
         """Copy the elements of a box into the blocks."""
         first = move.parts[0]
         is_block = not move.parts[1:] and first.shape == self._reader.shape
@@ -222,7 +222,7 @@ class Filling:
     # Reads in threads of a library, begun and finished in the caller's thread.
 
     def _begin(
-        self, source: AsyncSource, moves: Sequence[Move], begun: list[_BegunRead]
+        self, source: AsyncSource, moves: Sequence[BoxMove], begun: list[_BegunRead]
     ) -> JoinedFutures:
         begun.clear()
         for move in moves:
@@ -261,7 +261,7 @@ class Filling:
     def _size(self, number: int) -> int:
         return math.prod(sizes_of(self._pending.plan.boxes[number]))
 
-    def arrived(self, moves: Iterable[Move]) -> list[int]:
+    def arrived(self, moves: Iterable[BoxMove]) -> list[int]:
         """Count the elements that moves have read; return the blocks that are complete now."""
         whole: list[int] = []
         itemsize = self._source.dtype.itemsize
@@ -283,7 +283,7 @@ class Filling:
         memory = self._memory.pop(number, None)
         return None if memory is None else self._pending.keep_filled(number, memory)
 
-    def _finish(self, moves: Sequence[Move]) -> Transfer | None:
+    def _finish(self, moves: Sequence[BoxMove]) -> Transfer | None:
         transfers = [each for each in map(self.keep, self.arrived(moves)) if each is not None]
         if not transfers:
             return None

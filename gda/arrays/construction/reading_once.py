@@ -21,7 +21,7 @@ from gda.arrays.construction.reading import ReadsOfArray, read_all, reporter, wi
 from gda.arrays.transport.exchanging import Sent, exchange
 from gda.layout.cover import (
     READ_BYTES,
-    Move,
+    BoxMove,
     Part,
     cover,
     groups_within,
@@ -100,7 +100,7 @@ class _SharedArray:
         self, pending: PendingArray, options: Options, report: Callable[[int], object]
     ) -> None:
         self.pending = pending
-        self.moves: list[Move] = []
+        self.moves: list[BoxMove] = []
         self.numbers: set[int] = set()
         plan, source = pending.plan, pending.source
         if source is None or source.dtype.hasobject or not math.prod(pending.reader.shape):
@@ -127,7 +127,7 @@ class _SharedRead(NamedTuple):
 
     reader: int
     array: _SharedArray
-    move: Move
+    move: BoxMove
 
     def task(self) -> Task | AsyncTask:
         # Here, because the caller's thread allocates the memory.

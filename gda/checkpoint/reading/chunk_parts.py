@@ -20,7 +20,7 @@ from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Sent
 from gda.checkpoint.format.manifest import Chunk, ChunkGrid, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import Files
-from gda.layout.cover import Move, Part, groups_within, move_of, readers_of
+from gda.layout.cover import BoxMove, Part, groups_within, move_of, readers_of
 from gda.layout.indices import index_at, sizes_of, start_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import processes_of
@@ -38,7 +38,7 @@ class Use:
     """The parts of a chunk that the blocks of an array need."""
 
     arrival: Arrival
-    move: Move  # from the chunk, or from its piece of a pack
+    move: BoxMove  # from the chunk, or from its piece of a pack
     piece: Piece | None = None
     # By block, the first element in the piece of each part that is a whole block and contiguous.
     firsts: Mapping[int, int] = field(default_factory=dict)
@@ -83,15 +83,15 @@ def uses_of(
     return uses
 
 
-def _moves_of_chunks(grid: ChunkGrid, boxes: Mapping[int, Index]) -> dict[int, Move]:
+def _moves_of_chunks(grid: ChunkGrid, boxes: Mapping[int, Index]) -> dict[int, BoxMove]:
     parts: dict[int, list[Part]] = {}
     for block, box in boxes.items():
         for chunk, in_chunk, in_block, _ in grid.overlaps(start_of(box), sizes_of(box)):
             parts.setdefault(chunk, []).append(Part(block, in_chunk, in_block))
-    return {chunk: Move(grid.index(chunk), tuple(each)) for chunk, each in parts.items()}
+    return {chunk: BoxMove(grid.index(chunk), tuple(each)) for chunk, each in parts.items()}
 
 
-def _firsts_of(move: Move, block_shape: Shape) -> dict[int, int]:
+def _firsts_of(move: BoxMove, block_shape: Shape) -> dict[int, int]:
     """Return the ``firsts`` of a ``Use``."""
     shape = sizes_of(move.box)
     whole = [part for part in move.parts if part.shape == block_shape]
