@@ -200,7 +200,8 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 NO_DATA = {
     *("Prefetched", "Shard", "Index", "local_rows", "fingerprint", "show", "memory", "layouts"),
     *("assert_sharded", "storage", "Retry", "aligned_empty", "collectives", "assert_collectives"),
-    *("checkpoint", "launch", "check_processes_agree", "check_replicas_agree", "abstract"),
+    *("checkpoint", "launch", "check_processes_agree", "checking_agreement"),
+    *("check_replicas_agree", "abstract"),
     *("rehearse", "rehearsal_mesh", "assert_fits", "testing", "pull", "PerProcess", "Pending"),
     *("restore", "follow", "open", "inspect", "verify", "diff", "lazy", "stack", "concatenate"),
     *("open_orbax", "get_shard_shape", "get_shard_indices", "get_shard_indices_replica_ids"),

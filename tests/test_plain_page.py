@@ -60,6 +60,7 @@ CALLS = [
 
 # Functions of shapes, paths and settings.
 WITHOUT_ARRAYS = {
+    "gda.checking_agreement",
     "gda.aligned_empty", "gda.get_shard_shape", "gda.local_rows",
     "gda.get_shard_indices", "gda.get_shard_indices_replica_ids", "gda.rehearsal_mesh",
     "gda.checkpoint.inspect", "gda.checkpoint.open", "gda.checkpoint.follow",

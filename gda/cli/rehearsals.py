@@ -59,7 +59,7 @@ several meshes:
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
-  gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data=16 \
+  gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data=16 \\
            --trace step.json
   gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
   gda rehearse train.py:rehearsal --topology h100:8 \\
