@@ -34,6 +34,10 @@ LESS = {
     "a shape that divides": "gda itself: no block is padded",
     "GlobalArray": "gda itself: no padding",
     "dataclasses with an array each, registered with JAX": "no methods of an array, no layout",
+    **{
+        f"{share} of them": "gda itself: so many times less to do"
+        for share in ("a tenth", "an eighth", "a sixteenth")
+    },
     "the same collectives alone": "no array: the buffers are filled before",
     "loopback between processes and memory within": "bytes, but no array",
     "plain sockets between as many processes": "bytes, but no array and no checksum",

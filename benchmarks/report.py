@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from benchmarks.less import LESS, is_less
 from benchmarks.pairs import LEAST_ROUNDS
 from benchmarks.results import Measured, Results, Stats, machines_of
-from benchmarks.work import AtMost, OfSpeed, Target, Work
+from benchmarks.work import AtMost, Growth, OfSpeed, Target, Work
 
 _INTRODUCTION = f"""\
 # Results
@@ -227,6 +227,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 def _result(target: Target | None, unit: str, ours: Stats, rival: Stats) -> str:
     if isinstance(target, AtMost):
         return f"{ours.median / rival.median:.3f} of its time"
+    if isinstance(target, Growth):
+        return f"{ours.median / rival.median:.2f} times its time"
     if isinstance(target, OfSpeed):
         return f"{rival.median / ours.median:.2f} of its speed"
     return comparison(unit, ours, rival)

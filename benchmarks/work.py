@@ -74,7 +74,20 @@ class WithinMiB:
         return f"{self.mebibytes:g} MiB at most"
 
 
-Target = Faster | AtMost | OfSpeed
+@dataclass(frozen=True)
+class Growth:
+    """gda may take at most so many times the time that it takes for less of the same."""
+
+    times: float
+
+    def is_reached(self, ours: float, rival: float) -> bool:
+        return ours <= rival * self.times
+
+    def __str__(self) -> str:
+        return f"{self.times:g} times its time at most"
+
+
+Target = Faster | AtMost | OfSpeed | Growth
 
 
 @dataclass(frozen=True)

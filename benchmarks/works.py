@@ -2,9 +2,16 @@
 
 from collections.abc import Sequence
 
-from benchmarks import accelerator
+from benchmarks import accelerator, growth
 from benchmarks.arrays import building, moving, using
-from benchmarks.checkpoint import checkpoints, comparing, linking, models, training_runs
+from benchmarks.checkpoint import (
+    checkpoints,
+    comparing,
+    first_calls,
+    linking,
+    models,
+    training_runs,
+)
 from benchmarks.compiled import rehearsing
 from benchmarks.exchange import two_programs
 from benchmarks.layout import index_math, resharding
@@ -40,6 +47,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
         "Many hosts": hosts.WORKS,
         "Replicas": replicas.works(quick),
         "Checkpoints": [
+            *first_calls.works(quick),
             *checkpoints.works(quick),
             *models.works(quick),
             *comparing.works(quick),
@@ -52,6 +60,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],
+        "Growth": growth.works(quick),
     }
     return _chosen(works, only)
 

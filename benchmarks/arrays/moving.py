@@ -276,7 +276,7 @@ def works(quick: bool) -> list[Work]:
             partial(_moving, move, ["gda", *rivals], quick),
             dict(_RIVALS[rival] for rival in rivals),
             ours="reshard",
-            seconds=20,
+            seconds=12,
         )
         for name, move, rivals in [
             (

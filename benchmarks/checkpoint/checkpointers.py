@@ -207,6 +207,18 @@ def memmap_restore(path: Path, like: Like) -> Tree:
     }
 
 
+def savez_save(path: Path, tree: Tree) -> None:
+    path.mkdir()
+    np.savez(path / "model.npz", **{name: _gathered(array) for name, array in tree.items()})
+    fsync(path / "model.npz")
+    fsync(path)
+
+
+def savez_restore(path: Path, like: Like) -> Tree:
+    with np.load(path / "model.npz") as file:
+        return {name: jax.device_put(file[name], each.sharding) for name, each in like.items()}
+
+
 def _gathered(array: jax.Array) -> Block:
     # Not np.asarray, whose result an array keeps: only the first save would have to make it.
     whole = np.empty(array.shape, array.dtype)
@@ -342,6 +354,7 @@ UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, not compressed"
 TENSORSTORE = "TensorStore, zarr v3"  # with CRC-32C
 JAX, TORCH = "JAX pytree_serialization", "PyTorch DCP"
 SAFETENSORS, MEMMAP = "safetensors", "NumPy, memory-mapped"
+SAVEZ = "numpy.savez"
 _PLAIN = {"use_ocdbt": False, "use_compression": False}
 WAYS = {
     GDA: Way(gda_save, gda_restore),
@@ -353,6 +366,7 @@ WAYS = {
     TENSORSTORE: Way(tensorstore_save, tensorstore_restore),
     SAFETENSORS: Way(safetensors_save, safetensors_restore),
     MEMMAP: Way(memmap_save, memmap_restore),
+    SAVEZ: Way(savez_save, savez_restore),
 }
 if find_spec("torch"):
     WAYS[TORCH] = Way(torch_save, torch_restore, torch_tree)

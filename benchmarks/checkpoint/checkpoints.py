@@ -41,6 +41,7 @@ from benchmarks.checkpoint.checkpointers import (
     ORBAX,
     ORBAX_V1,
     SAFETENSORS,
+    SAVEZ,
     TENSORSTORE,
     TORCH,
     UNCOMPRESSED,
@@ -108,7 +109,7 @@ def _values(scale: Scale) -> list[Block]:
 def arrays_of(scale: Scale, spec: PartitionSpec) -> Tree:
     """Return the arrays of this scale, equal in every process."""
     tree = {}
-    for name, like in _like(scale, spec).items():
+    for name, like in like_of(scale, spec).items():
         values = _values(scale)[len(tree)]
         # Copied, because nothing but a device should hold what a device has.
         tree[name] = jax.make_array_from_callback(
@@ -117,7 +118,7 @@ def arrays_of(scale: Scale, spec: PartitionSpec) -> Tree:
     return jax.block_until_ready(tree)
 
 
-def _like(scale: Scale, spec: PartitionSpec) -> Like:
+def like_of(scale: Scale, spec: PartitionSpec) -> Like:
     sharding = NamedSharding(_mesh(), spec)
     like = jax.ShapeDtypeStruct((scale.side, scale.side), np.float32, sharding=sharding)
     return {f"layer{i}": like for i in range(scale.arrays)}
@@ -206,7 +207,7 @@ def sides_that_save(scale: Scale, ways: Sequence[str]) -> list[Side]:
 
 def sides_that_restore(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[Side]:
     tree, blocks, scratch = arrays_of(scale, ROWS), blocks_of(scale), Scratch()
-    like, raw = _like(scale, spec), scratch.another()
+    like, raw = like_of(scale, spec), scratch.another()
 
     def side(way: str) -> Side:
         path = scratch.another()
@@ -296,14 +297,14 @@ def save_seconds(way: str, path: Path, scale: Scale) -> float:
 
 def restore_seconds(way: str, path: Path, scale: Scale) -> float:
     start = time.perf_counter()
-    restored = jax.block_until_ready(WAYS[way].restore(path, _like(scale, WHOLE)))
+    restored = jax.block_until_ready(WAYS[way].restore(path, like_of(scale, WHOLE)))
     seconds = time.perf_counter() - start
     delete(restored)
     return seconds
 
 
 def restores_right(way: str, path: Path, scale: Scale) -> bool:
-    like = _like(scale, WHOLE)
+    like = like_of(scale, WHOLE)
     return _is_right(WAYS[way].restore(path, like), scale, like)
 
 
@@ -371,7 +372,7 @@ def _phases(way: str, scale: Scale) -> dict[str, int]:
     peaks = {"save": peak_of(lambda: WAYS[way].save(path, tree))}
     delete(tree)
     for phase, spec in [("same", ROWS), ("other", COLUMNS)]:
-        like = _like(scale, spec)
+        like = like_of(scale, spec)
         peaks[phase] = peak_of(lambda like=like: WAYS[way].restore(path, like)) - scale.nbytes
     return peaks
 
@@ -417,8 +418,8 @@ def works(quick: bool = False) -> list[Work]:
     )
     same, other = "onto the layout it had", "onto another layout"
     few = (ORBAX, ORBAX_V1)
-    to_save = [way for way in WAYS if way not in (GDA, MEMMAP, OPENED)]
-    to_move = [way for way in WAYS if way not in (GDA, OPENED, TORCH)]  # it knows no layout
+    to_save = [way for way in WAYS if way not in (GDA, MEMMAP, OPENED, SAVEZ)]
+    to_move = [way for way in WAYS if way not in (GDA, OPENED, SAVEZ, TORCH)]
     of_small = [ORBAX, JAX, SAFETENSORS]
     # Not those that map files, whose pages would count: the kernel takes them back when it must.
     of_memory = [*few, UNCOMPRESSED, JAX, TENSORSTORE]
@@ -432,7 +433,7 @@ def works(quick: bool = False) -> list[Work]:
             {way: targets.get(way) for way in [*rivals, *WRITES]},
             floor=Floor("A durable save writes all bytes.", WRITES, share),
             raw=WRITE,
-            seconds=24,
+            seconds=12,
         )
 
     def restoring(
@@ -446,7 +447,7 @@ def works(quick: bool = False) -> list[Work]:
             partial(sides_that_restore, scale, spec, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, READ, CHECKED]},
             raw=READ,
-            seconds=24,
+            seconds=12,
         )
 
     def in_processes(verb: str, prepare: Callable[..., list[Side]], raw: str) -> Work:

@@ -110,7 +110,7 @@ def works(quick: bool) -> list[Work]:
         replace(each, side=each.side // 16) if quick else each for each in (LARGE, FROZEN, ADAPTER)
     )
     what = f"{frozen.name} of frozen arrays and {adapter.name} that changed"
-    ours: dict[str, Any] = {"ours": OURS, "seconds": 24}
+    ours: dict[str, Any] = {"ours": OURS, "seconds": 12}
     held = "how long the caller is held while"
     saving, beginning, writing = (
         partial(each, frozen, adapter) for each in (_saving, _beginning, _writing)

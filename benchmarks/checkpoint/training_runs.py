@@ -128,9 +128,9 @@ def works(quick: bool) -> list[Work]:
     held = partial(_saving, scale, waits=False)
     durable = partial(_saving, scale, waits=True)
     return [
-        Work(f"how long the loop is held by {what}", held, {ORBAX: None}, ours=OURS, seconds=12),
-        Work(f"save {what}, until it is durable", durable, {ORBAX: None}, ours=OURS, seconds=12),
-        Work(f"resume at {what}", partial(_resuming, scale), {ORBAX: None}, ours=OURS, seconds=12),
+        Work(f"how long the loop is held by {what}", held, {ORBAX: None}, ours=OURS, seconds=8),
+        Work(f"save {what}, until it is durable", durable, {ORBAX: None}, ours=OURS, seconds=8),
+        Work(f"resume at {what}", partial(_resuming, scale), {ORBAX: None}, ours=OURS, seconds=8),
         Work(
             f"written by {what}",
             partial(_writing, scale),

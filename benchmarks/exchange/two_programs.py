@@ -257,7 +257,7 @@ def works(quick: bool = False) -> list[Work]:
             {_SOCKETS: sockets, _FILES: files},
             ours="gda.pull",
             devices=1,
-            seconds=25 if mebibytes == 1024 else 5,
+            seconds=15 if mebibytes == 1024 else 5,
         )
         for mebibytes, sockets, files in sizes
     ]

@@ -1,19 +1,19 @@
 """Models loaded from safetensors files, against the packages that read them, and a bare read.
 
-The bytes are in the page cache, so that copies and page faults count, and not the disk. Each of
-several processes reads its own part and times itself; the slowest counts. fastsafetensors is not
-measured: it returns tensors of PyTorch or Paddle.
+The bytes are in the page cache, so that copies and page faults count, and not the disk, except
+where a line says so. Each of several processes reads its own part and times itself; the slowest
+counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 import gda
+from benchmarks import fresh
 from benchmarks.checkpoint.checkpoints import Scratch, peak_of
 from benchmarks.pairs import Side
 from benchmarks.trees.loading import SECONDS_PER_REQUEST
@@ -134,6 +135,26 @@ def _bare(model: Model, folder: Path) -> Any:
     return arrays
 
 
+def _torch(model: Model, folder: Path) -> Any:
+    """Load with PyTorch, whose tensors share their memory with NumPy's arrays."""
+    torch: Any = import_module("safetensors.torch")
+    arrays: dict[str, Any] = {}
+    for path in sorted(folder.iterdir()):
+        tensors = torch.load_file(path)
+        arrays |= {name: tensor.numpy() for name, tensor in tensors.items()}
+    return jax.device_put(arrays, _sharding(model.spec))
+
+
+def _fastsafetensors(model: Model, folder: Path) -> Any:
+    """Load without a GPU: its threads read the files, past the kernel's path to a GPU."""
+    fast: Any = import_module("fastsafetensors")
+    paths = [str(path) for path in sorted(folder.iterdir())]
+    with fast.fastsafe_open(paths, device="cpu", nogds=True) as file:
+        names = [*file.keys()]
+        arrays = {name: file.get_tensor(name).numpy() for name in names}
+        return jax.block_until_ready(jax.device_put(arrays, _sharding(model.spec)))
+
+
 WAYS: dict[str, Callable[[Model, Path], Any]] = {
     "gda.load_tree": _ours,
     "safetensors.numpy.load_file and device_put": _packaged,
@@ -141,8 +162,14 @@ WAYS: dict[str, Callable[[Model, Path], Any]] = {
     "safetensors.flax.load_file and device_put": _flax,
     "Orbax v1, its layout of safetensors": _orbax,
     "bare read into memory that JAX adopts": _bare,
+    "safetensors.torch.load_file and device_put": _torch,
+    "fastsafetensors and device_put": _fastsafetensors,
 }
-_GDA, _PACKAGED, _MAPPED, _FLAX, _ORBAX, _BARE = WAYS
+_GDA, _PACKAGED, _MAPPED, _FLAX, _ORBAX, _BARE, _TORCH, _FAST = WAYS
+# Without them, the lines have no such way.
+_INSTALLED = [
+    way for way, package in [(_TORCH, "torch"), (_FAST, "fastsafetensors")] if find_spec(package)
+]
 
 
 def touch_memory() -> None:
@@ -196,30 +223,37 @@ def _in_processes(processes: int, model: Model, ways: Sequence[str], quick: bool
     return [Side(partial(run, way), scratch.keep, times_itself=True) for way in ways]
 
 
-_FRESH = """
-import ast, sys
-import gda
-from benchmarks.trees import models_in
-gda.load_tree, gda.storage.open_safetensors  # are imported, as the packages are
-way, folder, spec = sys.argv[1:]
-model = models_in.Model(models_in.PartitionSpec(*ast.literal_eval(spec)))
-models_in.touch_memory()
-print(models_in.seconds(way, model, folder))
-"""
+# In new processes.
 
 
-def _fresh(model: Model, ways: Sequence[str], quick: bool) -> list[Side]:
-    """Time the first load of a process, after its imports and the start of JAX."""
+def loading(way: str, model: Model, folder: Path, small: Path) -> Callable[[], Any]:
+    """Prepare the first load of a model, in a process that has loaded a small one.
+
+    So no way pays for its imports.
+    """
+    jax.block_until_ready(WAYS[way](model.smaller(), small))
+    touch_memory()
+    return partial(WAYS[way], model, folder)
+
+
+def _fresh(
+    model: Model,
+    ways: Sequence[str],
+    quick: bool,
+    is_cold: bool = False,
+    clock: fresh.Clock = "perf_counter",
+) -> list[Side]:
     model, scratch = model.smaller() if quick else model, Scratch()
-    folder = scratch.another()
+    folder, small = scratch.another(), scratch.another()
     _written(model, folder)
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
-
-    def run(way: str) -> float:
-        command = [sys.executable, "-c", _FRESH, way, str(folder), repr(tuple(model.spec))]
-        return float(subprocess.check_output(command, env=environment, text=True).split()[-1])
-
-    return [Side(partial(run, way), scratch.keep, times_itself=True) for way in ways]
+    _written(model.smaller(), small)
+    cold = folder if is_cold else None
+    return [
+        fresh.side(
+            partial(loading, way, model, folder, small), scratch.keep, cold=cold, clock=clock
+        )
+        for way in ways
+    ]
 
 
 class _Slow:
@@ -283,7 +317,7 @@ def works(quick: bool) -> list[Work]:
         _MAPPED: AtMost(0.8),
         _BARE: OfSpeed(0.8),
     }
-    others = {_FLAX: None, _ORBAX: None}
+    others = {_FLAX: None, _ORBAX: None, **dict.fromkeys(_INSTALLED)}
     here = [
         Work(
             f"load a model from safetensors, {name}",
@@ -295,7 +329,7 @@ def works(quick: bool) -> list[Work]:
         )
         for name, model, rivals in [
             ("256 MiB of float32: rows", Model(ROWS), targets | others),
-            ("256 MiB of float32: columns", Model(COLUMNS), targets | others),
+            ("256 MiB of float32: columns", Model(COLUMNS), targets),
             ("256 MiB of float32: rows and columns", Model(BOTH), targets),
             ("128 MiB of float32: replicated", Model(COPIES, tensors=2), {_PACKAGED: AtMost(0.4)}),
             ("256 MiB of bfloat16: columns", half, targets),
@@ -303,27 +337,55 @@ def works(quick: bool) -> list[Work]:
             ("4,000 tensors of 64 KiB: rows", small, {_PACKAGED: None}),
         ]
     ]
-    of_columns, fresh = "256 MiB of columns", "in a fresh process"
     alone: Mapping[str, Target | None] = {_PACKAGED: AtMost(0.4)}
     apart = [
         Work(
-            f"load {what} from safetensors {where}",
-            partial(prepare, model, (_GDA, *rivals), quick),
+            f"load 256 MiB of columns from safetensors in {processes} processes",
+            partial(_in_processes, processes, Model(COLUMNS), (_GDA, *alone), quick),
+            alone,
+            ours=_GDA,
+            seconds=3,
+        )
+        for processes in (2, 4)
+    ]
+
+    def anew(name: str, model: Model, rivals: Mapping[str, Target | None], **options: Any) -> Work:
+        return Work(
+            f"{name} in a fresh process",
+            partial(_fresh, model, (_GDA, *rivals), quick, **options),
             rivals,
             ours=_GDA,
             raw=_BARE if _BARE in rivals else "",
-            seconds=seconds,
+            seconds=5 * (1 + len(rivals)),
         )
-        for what, model, where, prepare, rivals, seconds in [
-            (of_columns, Model(COLUMNS), "in 2 processes", partial(_in_processes, 2), alone, 3),
-            (of_columns, Model(COLUMNS), "in 4 processes", partial(_in_processes, 4), alone, 3),
-            ("256 MiB of rows", Model(ROWS), fresh, _fresh, targets, 10),
-            (of_columns, Model(COLUMNS), fresh, _fresh, targets, 10),
-            ("256 MiB of rows and columns", Model(BOTH), fresh, _fresh, targets, 10),
-            ("256 MiB of columns of bfloat16", half, fresh, _fresh, targets, 10),
-            # In one process, what gda frees makes malloc keep the memory of the rival.
-            ("240 MiB of rows in 30 files", many, fresh, _fresh, targets, 10),
-        ]
+
+    layouts = [
+        ("256 MiB of rows", Model(ROWS)),
+        ("256 MiB of rows and columns", Model(BOTH)),
+        ("256 MiB of columns", Model(COLUMNS)),
+    ]
+    instead = dict.fromkeys(_INSTALLED)
+    mapped: Mapping[str, Target | None] = {_MAPPED: AtMost(0.8)}
+    in_new_processes = [
+        *[
+            anew(
+                f"load {name} from safetensors",
+                model,
+                targets | (instead if model.spec == ROWS else {}),
+            )
+            for name, model in layouts
+        ],
+        *[
+            anew(f"load {name} from safetensors on a disk", model, targets, is_cold=True)
+            for name, model in layouts
+        ],
+        *[
+            anew(f"CPU time to load {name} from safetensors", model, mapped, clock="process_time")
+            for name, model in layouts
+        ],
+        anew("load 256 MiB of columns of bfloat16 from safetensors", half, targets),
+        # In one process, what gda frees makes malloc keep the memory of the rival.
+        anew("load 240 MiB of rows in 30 files from safetensors", many, targets),
     ]
     slow = Work(
         "load 64 tensors of safetensors from a store with 20 ms per request",
@@ -341,4 +403,4 @@ def works(quick: bool) -> list[Work]:
         unit="MiB",
         seconds=0,
     )
-    return [*here, *apart, slow, memory]
+    return [*in_new_processes, *here, *apart, slow, memory]

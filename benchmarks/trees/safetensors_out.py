@@ -159,7 +159,7 @@ def works(quick: bool) -> list[Work]:
             rivals,
             ours="save_safetensors",
             raw=_RAW,
-            seconds=15,
+            seconds=10,
         )
         for name, model, ways, rivals in [
             ("rows", ROWS, ["raw", "gathered"], {_RAW: OfSpeed(0.7), _GATHERED: Faster(3)}),

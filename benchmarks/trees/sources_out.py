@@ -149,7 +149,7 @@ def works(quick: bool = False) -> list[Work]:
             targets,
             ours=ours,
             raw=_RAW,
-            seconds=20,
+            seconds=12,
         )
         for ours, way, scanned, name in kinds
     ]
