@@ -92,12 +92,20 @@ PICTURES = {
 
 _TITLES = {work: title for works in PICTURES.values() for work, title in works.items()}
 # The rows of RESULTS.md that a person reads first, and those of the README.
-_LOAD = "load 256 MiB of {} from safetensors in a fresh process"
-_LOADS = [_LOAD.format(layout) for layout in ("rows", "rows and columns", "columns")]
+_ANEW = "{} in a fresh process"
+_LOADS = [
+    _ANEW.format(f"load 256 MiB of {layout} from safetensors{where}")
+    for where in ("", " on a disk")
+    for layout in ("rows", "rows and columns", "columns")
+]
+_CALLS = [
+    _ANEW.format(call)
+    for call in ("restore 256 MiB, 4 arrays onto another layout", "save 256 MiB, 4 arrays")
+]
 _TUNED = "save 1 GiB of frozen arrays and 10 MiB that changed"
 _FIRST = {
+    **{work: work[:1].upper() + work[1:] for work in [*_LOADS, *_CALLS]},
     **_TITLES,
-    **{work: work.replace("load", "Load", 1) for work in _LOADS},
     _TUNED: "Save 1 GiB of which 10 MiB changed",
     "load an Orbax run, 256 MiB, 4 arrays, onto another layout": "Restore a run of Orbax, 256 MiB",
     "a step of 20 ms with 15 ms of loading by NumPy": "A step of 20 ms with batches from NumPy",
@@ -113,7 +121,7 @@ _FIRST = {
     "replicas compared: 64 MiB of float32 on each of 8 devices": "Compare replicas of 64 MiB",
 }
 _ROWS = [
-    *_LOADS,
+    *(*_LOADS, *_CALLS),
     *(f"restore {_OTHER}", _TUNED, "save 512 MiB, 2 arrays", f"save {_SMALL}"),
     *(_CALLBACK, _INDICES, _JITTED),
 ]

@@ -20,6 +20,10 @@ Written by `python -m benchmarks`. All sides of a line ran in turns on virtual C
 the work was over; behind the schedule of 20 minutes, in fewer. Times are medians, with the
 quartiles in brackets, and ratios are those of medians. Memory is the highest that a process held
 beyond the arrays that it saved or got, in one round or more.
+
+"In a fresh process" means that each round of each side ran in a new process, after its imports and
+a small call of the same kind. "On a disk" means that the page cache did not hold the file; the host
+of a virtual machine may. All other works repeat their calls in one process.
 """
 
 _TABLES = """

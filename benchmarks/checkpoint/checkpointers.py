@@ -209,7 +209,8 @@ def memmap_restore(path: Path, like: Like) -> Tree:
 
 def savez_save(path: Path, tree: Tree) -> None:
     path.mkdir()
-    np.savez(path / "model.npz", **{name: _gathered(array) for name, array in tree.items()})
+    arrays: dict[str, Any] = {name: _gathered(array) for name, array in tree.items()}
+    np.savez(path / "model.npz", **arrays)
     fsync(path / "model.npz")
     fsync(path)
 
