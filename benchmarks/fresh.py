@@ -1,18 +1,18 @@
 """Ways that are measured in new processes, one for each run, as a program loads a model once.
 
 Before the time counts, the process has imported what the way needs and has started JAX; all that
-the first call starts or compiles counts. Run as a program, the module is such a process.
+the first call starts or compiles counts. The processes are forked from one that has imported these
+modules and has no devices and no threads, because their imports would take most of the minutes.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,8 @@ import jax
 
 from benchmarks.pairs import Side
 
-ROOT = Path(__file__).parents[1]
 Clock = Literal["perf_counter", "process_time"]
+_IMPORTED = ["benchmarks.growth", "benchmarks.checkpoint.first_calls", "benchmarks.trees.models_in"]
 
 
 def side(
@@ -45,19 +45,40 @@ def side(
     def run(*arguments: Any) -> float:
         if cold is not None:
             drop_from_page_cache(cold)
-        message = pickle.dumps((partial(prepare, *arguments), clock))
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
-        }
-        command = [sys.executable, "-m", "benchmarks.fresh"]
-        options: dict[str, Any] = {"cwd": ROOT, "env": environment, "check": True}
-        done = subprocess.run(command, input=message, stdout=subprocess.PIPE, **options)
-        return float(done.stdout.split()[-1])
+        answers, answer = multiprocessing.Pipe(duplex=False)
+        work = partial(prepare, *arguments), clock, devices, answer
+        process = _context().Process(target=_measure, args=work)
+        process.start()
+        answer.close()
+        try:
+            return answers.recv()
+        except EOFError:
+            process.join()
+            raise RuntimeError(f"a fresh process exited with code {process.exitcode}") from None
+        finally:
+            process.join()
 
     return Side(run, fresh, times_itself=True)
+
+
+@cache
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
+def _measure(
+    prepare: Callable[[], Callable[[], Any]], clock: Clock, devices: int, answer: Connection
+) -> None:
+    # Read when JAX makes its devices; the last flag counts.
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    now = getattr(time, clock)
+    run = prepare()
+    start = now()
+    jax.block_until_ready(run())
+    answer.send(now() - start)
 
 
 def drop_from_page_cache(folder: Path) -> None:
@@ -69,16 +90,3 @@ def drop_from_page_cache(folder: Path) -> None:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
-
-
-def main() -> None:
-    prepare, clock = pickle.loads(sys.stdin.buffer.read())
-    now = getattr(time, clock)
-    run = prepare()
-    start = now()
-    jax.block_until_ready(run())
-    print(now() - start)
-
-
-if __name__ == "__main__":
-    main()
