@@ -236,7 +236,7 @@ def works(quick: bool) -> list[Work]:
                 partial(_in_a_process, prepare),
                 [8] if quick else [64, 512],
                 by=8,
-                seconds=10,
+                seconds=4,
             )
         ],
         *[

@@ -21,9 +21,9 @@ the work was over; behind the schedule of 20 minutes, in fewer. Times are median
 quartiles in brackets, and ratios are those of medians. Memory is the highest that a process held
 beyond the arrays that it saved or got, in one round or more.
 
-"In a fresh process" means that each round of each side ran in a new process, after its imports and
-a small call of the same kind. "On a disk" means that the page cache did not hold the file; the host
-of a virtual machine may. All other works repeat their calls in one process.
+"In a fresh process" means that each round of each side ran in a new process, after its imports, the
+start of JAX and a small call of the same kind. "On a disk" means that the page cache did not hold
+the file; the host of a virtual machine may. All other works repeat their calls in one process.
 """
 
 _TABLES = """

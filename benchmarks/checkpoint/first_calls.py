@@ -98,7 +98,7 @@ def works(quick: bool) -> list[Work]:
             partial(prepare, scale, [GDA, *ways]),
             ways,
             raw=raw,
-            seconds=40,
+            seconds=20,
         )
 
     plain: Mapping[str, Target | None] = {UNCOMPRESSED: AtMost(0.9)}
