@@ -38,6 +38,7 @@ from costs import (  # noqa: F401, hooks
     pytest_terminal_summary_costs,
     pytest_testnodedown,
 )
+from hosts import hosts  # noqa: F401, a fixture
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from jax.sharding import AxisType, Mesh
