@@ -34,7 +34,7 @@ import gda.launch
 from gda.checkpoint import saving
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
-from gda.storage import new_files
+from gda.storage import new_files, system_calls
 from gda.storage.stores import directory
 from gda.storage.stores.checksums import require_crc32c
 from gda.storage.stores.object_store import require_tensorstore
@@ -118,7 +118,7 @@ class Disk:
 
     def install(self, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
         rmtree = self._counted("rmtree", shutil.rmtree)
-        for module in (directory, new_files):
+        for module in (directory, new_files, system_calls):
             set_attribute(module, "os", self)
         set_attribute(directory, "shutil", SimpleNamespace(rmtree=rmtree))
 

@@ -46,12 +46,7 @@ from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
-from gda.storage.stores.errors import (
-    CheckpointNotFoundError,
-    CorruptionError,
-    NewerFormatError,
-    SaveError,
-)
+from gda.storage.stores.errors import CheckpointNotFoundError, SaveError
 from gda.storage.stores.opening import Store, open_store
 from gda.trees.records.recorded_tree import Leaf, Path, ValueLeaf, flatten
 from gda.trees.records.saved_leaves import (
@@ -624,10 +619,10 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
         version = store.version(manifest_json.NAME)  # first, to detect later changes
         committed: str | None = ""
         try:
-            committed = manifest_json.load_manifest(store).data
+            committed = manifest_json.data_in(store)
         except FileNotFoundError:
             pass
-        except (CorruptionError, NewerFormatError):  # then the data in use is unknown
+        except ValueError:  # damaged, or of a newer gda: then the data in use is unknown
             committed = None
         entries = _names_to_save_beside(store, overwrite)
         if _NEW in entries and not store.is_remote:

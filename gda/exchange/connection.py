@@ -29,7 +29,6 @@ import numpy as np
 from gda.layout.strict_json import parse_json
 from gda.multihost.background import in_thread
 from gda.storage.stores.checksums import crc32c, require_crc32c
-from gda.storage.system_calls import in_calls
 
 Elements = np.ndarray[Any, Any]
 BlockAs = tuple[Elements, np.dtype[Any]]  # a block, and the dtype in which it is sent
@@ -338,30 +337,28 @@ class Connection:
         self, do: Callable[[memoryview], int], data: Any, sums: list[int] | None, number: int
     ) -> None:
         """Send or receive bytes, and add them to a CRC-32C while they are cached."""
-
-        def call(rest: memoryview, _: int) -> int:
-            count = self._do(lambda: do(rest))
+        rest = memoryview(data)
+        while rest:
+            count = self._do(do, rest)
             if sums is not None:
                 sums[number] = crc32c(np.frombuffer(rest[:count], np.uint8), sums[number])
-            return count
+            rest = rest[count:]
 
-        in_calls(call, data)
-
-    def _do(self, step: Callable[[], int]) -> int:
-        """Repeat a step that would block until the deadline; return its bytes."""
+    def _do(self, do: Callable[[memoryview], int], rest: memoryview) -> int:
+        """Repeat a call that would block until the deadline; return its bytes."""
         while True:
             self.deadline.check(self.peer)
             moved = 0
             try:
                 self._socket.settimeout(max(min(self.deadline.left(), _LOOK_EVERY), 0.001))
-                if not (moved := step()):
+                if not (moved := do(rest)):
                     raise OSError("it has ended, or failed")
             except TimeoutError:
                 pass
             except OSError as error:
                 reason = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {reason}") from None
-            # After the step, because the end of this connection is an error of its own.
+            # After the call, because the end of this connection is an error of its own.
             if self.is_stopped.is_set():
                 raise GivenUpError(f"the connection to {self.peer} was given up")
             if moved:

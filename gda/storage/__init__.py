@@ -4,7 +4,7 @@ Read in this order: ``options`` (threads, bytes, retries, progress), ``tasks`` (
 writes), ``casts`` (to another dtype, or an error), ``sources`` (anything that slices),
 ``views`` (of sources, transposed, joined and cast without a read), ``targets`` (anything that takes
 slices), ``chunk_conflicts`` (blocks that share a chunk of a target), ``read_boxes`` (of a source
-that is read to be written), ``system_calls`` (that may do less than asked), ``safetensors_format``,
+that is read to be written), ``system_calls`` (on files), ``safetensors_format``,
 ``safetensors``, ``new_files`` (written by several processes, put in place whole),
 ``safetensors_model`` (new files in place of old ones), ``stores`` (directories and object stores,
 for checkpoints), ``orbax_runs`` (of another library), ``golden_files`` (documents of tests).

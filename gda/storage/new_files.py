@@ -6,21 +6,19 @@ No JAX, and no format: blocks of arrays that lie in C order in a file, and folde
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import math
 import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.storage.system_calls import write_all
+from gda.storage.system_calls import about, begin_to_sync, sync_folder, write_all
 
 # Blocks that are joined, or not contiguous in memory, are copied in parts of so many bytes.
 PART_BYTES = 4 * 1024 * 1024
@@ -73,15 +71,11 @@ def _write_runs(
     for place in np.ndindex(data.shape[: max(run - 1, 0)]):
         at = first + sum(number * each for number, each in zip(place, strides, strict=False))
         for _ in range(count):
-            write_all(partial(_pwrite, file, at), view[position : position + run_bytes])
+            write_all(file, view[position : position + run_bytes], at)
             position += run_bytes
             at += stride
     if run_bytes >= _LONG_RUN:
         begin_to_sync(file, first, data.nbytes)
-
-
-def _pwrite(file: int, at: int, rest: memoryview, done: int) -> int:
-    return os.pwrite(file, rest, at + done)
 
 
 def axis_of_runs(shape: Shape, block: Shape) -> int:
@@ -92,17 +86,6 @@ def axis_of_runs(shape: Shape, block: Shape) -> int:
     """
     cut = [axis for axis, size in enumerate(shape) if block[axis] != size]
     return cut[-1] if cut else 0
-
-
-@contextlib.contextmanager
-def about(path: str | Path) -> Iterator[None]:
-    """Add the file name to errors of the operating system."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None or not os.path.isabs(error.filename):
-            error.filename = os.fspath(path)
-        raise
 
 
 def create(path: Path, head: bytes, nbytes: int) -> None:
@@ -159,36 +142,3 @@ def move(path: Path, place: Path) -> None:
     """Move a file over the one at a place; durable."""
     os.replace(path, place)
     sync_folder(place.parent)
-
-
-def begin_to_sync(file: int, first: int = 0, nbytes: int = 0) -> None:
-    """Begin to sync bytes that were written, all if ``nbytes`` is 0, without waiting."""
-    # This advice makes Linux begin. Elsewhere it has no effect.
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, first, nbytes, os.POSIX_FADV_DONTNEED)
-
-
-def sync_file(path: Path) -> None:
-    """Sync a file, also the bytes that were written before."""
-    with about(path):
-        handle = os.open(path, os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def sync_folder(folder: str | Path) -> None:
-    """Make the entries of a folder durable, where the file system can."""
-    with about(folder):
-        try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except PermissionError:
-            return  # writable, but not readable; PostgreSQL ignores these cases too
-        try:
-            os.fsync(handle)
-        except OSError as error:
-            if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
-                raise
-        finally:
-            os.close(handle)

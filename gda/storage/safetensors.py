@@ -22,7 +22,7 @@ from gda.layout.text import counted, join_some, near_name
 from gda.storage.new_files import axis_of_runs
 from gda.storage.safetensors_format import read_header, read_object, version_of
 from gda.storage.sources import SAFETENSORS_DTYPES, LocalFile
-from gda.storage.system_calls import in_calls
+from gda.storage.system_calls import read_into
 from gda.storage.views.lazy import lazy
 
 # Reads of columns: runs with gaps of READ_BYTES or more are read one by one, others together with
@@ -272,8 +272,7 @@ class SafetensorsTensor(LocalFile):
             )
 
     def _read(self, file: int, out: _Memory, start: int) -> None:
-        start += self._offset
-        if in_calls(lambda rest, done: os.preadv(file, [rest], start + done), out) < out.nbytes:
+        if read_into(file, out, self._offset + start) < out.nbytes:
             raise ValueError(
                 f"{self._text()}: the file was truncated while it was read; copy it again"
             )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gda.storage.new_files import create, move, sync_folder
+from gda.storage.new_files import create, move
 from gda.storage.safetensors import open_safetensors
 from gda.storage.safetensors_format import (
     FileLayout,
@@ -18,6 +18,7 @@ from gda.storage.safetensors_format import (
     file_of,
     read_object,
 )
+from gda.storage.system_calls import sync_folder
 
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -140,7 +141,6 @@ def written_arrays(
     ]
     turns = turns_of([array.nbytes for array in arrays], kinds)
     has_others = are_copies and jax.process_count() > 1
-    plans: dict[tuple[int, int], _OwnBlocks] = {}
     written = []
     for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True):
         is_source = isinstance(array, SourceArray)
@@ -153,8 +153,7 @@ def written_arrays(
             shares_out = jax.process_count() > 1 and not are_held
             processes: Any = grid.processes
             turn = turn % writing_of_grid(grid, processes).period if shares_out else 0
-            key = id(grid), turn  # arrays of one layout have one grid, from a cache
-            plan = plans.get(key) or plans.setdefault(key, _plan_of(array, grid, turn, are_held))
+            plan = _plan_of(grid, sharding_of(array).mesh, turn, are_held)
         written.append(WrittenArray(array, grid, turn, is_local, *plan))
     return written
 
@@ -175,15 +174,16 @@ def _plan_of_source(array: SourceArray, turn: int) -> _OwnBlocks:
     return _OwnBlocks(indices, starts, dict.fromkeys(numbers))
 
 
-def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _OwnBlocks:
-    if not array.size:
+@lru_cache(maxsize=256)  # a tree has many arrays of few layouts, and is saved again
+def _plan_of(grid: ShardGrid, mesh: Any, turn: int, are_held: bool) -> _OwnBlocks:
+    if 0 in grid.global_shape:
         return _OwnBlocks({}, {}, {})
     indices, view = {}, grid.view(jax.process_index())
     for number in view.block_ids if are_held else view.written_blocks(turn):
         index = grid.block_index(number)
         if not (grid.is_padded and is_empty(index)):
             indices[number] = bounded(index, grid.global_shape)
-    holders = first_holders(grid, sharding_of(array).mesh)
+    holders = first_holders(grid, mesh)
     starts = {number: start_of(index) for number, index in indices.items()}
     return _OwnBlocks(indices, starts, {number: holders[number] for number in indices})
 

@@ -7,31 +7,42 @@ import numpy as np
 import pytest
 
 from gda.storage.stores.directory import FileStore
-from gda.storage.system_calls import in_calls, write_all
+from gda.storage.system_calls import read_into, write_all
 
 
-def test_calls_are_repeated_until_all_is_done_or_nothing_more() -> None:
-    memory, data = np.zeros((5, 2), np.int32), np.arange(10, dtype=np.int32)
-    source, calls = data.tobytes(), []
+def test_calls_are_repeated_until_all_is_done_or_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite, preadv, calls = os.pwrite, os.preadv, list[int]()
 
-    def read(rest: memoryview, done: int) -> int:
-        calls.append(done)
-        part = source[done : done + 7][: len(rest)]
-        rest[: len(part)] = part
-        return len(part)
+    def few(file: int, data: memoryview, at: int) -> int:
+        calls.append(at)
+        return pwrite(file, data[:7], at)
 
-    assert in_calls(read, memory) == 40
-    assert calls == [0, 7, 14, 21, 28, 35]
-    np.testing.assert_array_equal(memory.ravel(), data)
-    source = source[:9]
-    assert in_calls(read, memory) == 9
-    assert in_calls(read, np.empty((0, 3))) == 0
+    monkeypatch.setattr(os, "pwrite", few)
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:9]], at))
+    data, memory = np.arange(10, dtype=np.int32).reshape(5, 2), np.zeros((5, 2), np.int32)
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        write_all(file, data, 3)
+        write_all(file, np.empty((0, 3)), 3)
+        assert calls == [3, 10, 17, 24, 31, 38]
+        assert read_into(file, memory, 3) == 40
+        np.testing.assert_array_equal(memory, data)
+        assert read_into(file, memory, 34) == 9  # where the file ends
+        assert read_into(file, np.empty((0, 3)), 0) == 0
+    finally:
+        os.close(file)
 
 
-def test_a_file_that_takes_no_more_is_an_error() -> None:
+@pytest.mark.parametrize(("name", "at"), [("pwrite", (0,)), ("writev", ())])
+def test_a_file_that_takes_no_more_is_an_error(
+    name: str, at: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = iter([3, 2, 0])
+    monkeypatch.setattr(os, name, lambda *_: next(left))
     with pytest.raises(OSError, match="the file took 5 of 8 bytes and no more"):
-        write_all(lambda rest, done: next(left), bytes(8))
+        write_all(-1, bytes(8), *at)
 
 
 def test_a_store_reads_files_whole_by_short_reads(

@@ -111,17 +111,31 @@ def body_of(file: bytes, where: str) -> memoryview:
 
 def load_manifest(store: Store) -> Manifest:
     """Return the manifest of a checkpoint; raise if it is damaged, or not there."""
-    where = store.join(NAME)
-    try:
-        file = store.read(NAME, MOST_BYTES)
-    except ValueError as error:
-        raise CorruptionError(f"{where} {error}") from None
+    file, where = _file_in(store)
     manifest = load(file, where)
     try:
         check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
     except CorruptionError as error:
         raise CorruptionError(f"{where} is invalid: {error}") from None
     return manifest
+
+
+def data_in(store: Store) -> str:
+    """Return the directory that a manifest names; raise as ``load_manifest``, in less time."""
+    file, where = _file_in(store)
+    try:
+        return _READERS["data"][1](parse_json(str(body_of(file, where), "utf-8"))["data"])
+    except (TypeError, KeyError):
+        raise CorruptionError(f"{where} names no directory of a checkpoint") from None
+
+
+def _file_in(store: Store) -> tuple[bytes, str]:
+    """Return the file, and its place for messages."""
+    where = store.join(NAME)
+    try:
+        return store.read(NAME, MOST_BYTES), where
+    except ValueError as error:
+        raise CorruptionError(f"{where} {error}") from None
 
 
 def load(file: bytes, where: str) -> Manifest:

@@ -21,11 +21,9 @@ import uuid
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from gda.storage.new_files import about as _about
-from gda.storage.new_files import begin_to_sync, sync_folder
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
-from gda.storage.system_calls import in_calls, write_all
+from gda.storage.system_calls import about, begin_to_sync, read_into, sync_folder, write_all
 
 LOCK = ".lock"  # at the top level; held while a save runs
 
@@ -73,15 +71,15 @@ class FileStore:
     def write(self, name: str, data: bytes) -> None:
         """Write a new file; it is durable after the next ``flush``."""
         with self._created(name) as handle:
-            _write_all(handle, data)
+            write_all(handle, data)
 
     def write_sealed(self, name: str, payload: Bytes) -> int:
         """Write a file as ``write``, with the payload's CRC-32C after it; return the CRC-32C."""
         with self._created(name) as handle:
-            _write_all(handle, payload)
+            write_all(handle, payload)
             begin_to_sync(handle)  # takes time for every page, so it is not called again
             crc = crc32c(payload)  # the disk is at work meanwhile
-            _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
+            write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
 
     def make(self, name: str) -> None:
@@ -139,7 +137,7 @@ class FileStore:
         # must be new: without locks, only one save at a time gets past this.
         try:
             with _new_file(beside) as handle:
-                _write_all(handle, data)
+                write_all(handle, data)
         except FileExistsError:
             raise SaveError(
                 f"another save into {self.url} is committing: {beside} exists; wait for it"
@@ -147,7 +145,7 @@ class FileStore:
         try:
             self._check_version(name, version)
             yield
-            with _about(path):
+            with about(path):
                 os.replace(beside, path)
         except BaseException:
             _remove_again(beside)
@@ -181,14 +179,14 @@ class FileStore:
             count = crc = 0
             for start in range(0, payload.nbytes, _PART_BYTES):
                 part = payload[start : start + _PART_BYTES]
-                count += _fill(handle, part)
+                count += read_into(handle, part)
                 crc = crc32c(part, crc)
-            return count + _fill(handle, tail), crc
+            return count + read_into(handle, tail), crc
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
         path = self._inside(name)
-        with _about(path):
+        with about(path):
             return _size_at(path)
 
     def num_links(self, name: str) -> int:
@@ -226,7 +224,7 @@ class FileStore:
     def rename(self, name: str, new: str) -> None:
         """Rename a file or a directory of the top level; durable."""
         path = self._inside(name)
-        with _about(path):
+        with about(path):
             os.rename(path, self._inside(new))
         sync_folder(self._root)
 
@@ -237,7 +235,7 @@ class FileStore:
         """
         beside = f"{name}.{uuid.uuid4().hex[:8]}.new"
         self.write(beside, data)
-        with _about(self._inside(name)):
+        with about(self._inside(name)):
             os.replace(self._inside(beside), self._inside(name))
         self.flush()
 
@@ -246,7 +244,7 @@ class FileStore:
         path = self._inside(name)
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path) and not os.path.islink(path):
-                with _about(path):
+                with about(path):
                     shutil.rmtree(path)
             else:
                 os.unlink(path)
@@ -260,7 +258,7 @@ class FileStore:
         # If a save that died made it, its entry may not be durable yet.
         self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
-        with _about(path):
+        with about(path):
             if os.path.islink(path):  # to a file of a cache, which other checkpoints share
                 os.unlink(path)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -277,7 +275,7 @@ class FileStore:
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
         """Open a file for reading; give its handle and its size."""
         path = self._inside(name)
-        with _about(path):
+        with about(path):
             # Checked first: opening a pipe would block, and opening a device may do anything.
             _size_at(path)
             handle = os.open(path, _READ)
@@ -311,7 +309,7 @@ class FileStore:
                 if each in is_gone:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), each)
             for each in reversed(missing):
-                with _about(each), contextlib.suppress(FileExistsError):
+                with about(each), contextlib.suppress(FileExistsError):
                     os.mkdir(each)
                 if not os.path.isdir(each):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), each)
@@ -386,7 +384,7 @@ def _size(found: os.stat_result) -> int:
 @contextlib.contextmanager
 def _new_file(path: str) -> Iterator[int]:
     """Make a file; it is durable at the end, or removed after an error."""
-    with _about(path):
+    with about(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
             yield handle
@@ -403,15 +401,6 @@ def _remove_again(path: str) -> None:
         os.unlink(path)
 
 
-def _write_all(handle: int, part: Any) -> None:
-    write_all(lambda rest, _: os.writev(handle, [rest]), part)
-
-
 def _read(handle: int, nbytes: int) -> bytes:
     with open(handle, "rb", closefd=False) as file:  # repeats short reads
         return file.read(nbytes)
-
-
-def _fill(handle: int, buffer: Bytes) -> int:
-    """Read into memory; return the number of bytes, less if the file has become shorter."""
-    return in_calls(lambda rest, _: os.readv(handle, [rest]), buffer)

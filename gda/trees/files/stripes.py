@@ -18,8 +18,9 @@ from gda.arrays.transport.source_blocks import SourceArray
 from gda.arrays.transport.to_host import BlockData, HostBlock, host_blocks
 from gda.layout.indices import shape_at, start_of
 from gda.layout.spec import Index
-from gda.storage.new_files import PART_BYTES, about, axis_of_runs, sync_file, write_blocks
+from gda.storage.new_files import PART_BYTES, axis_of_runs, write_blocks
 from gda.storage.options import Options
+from gda.storage.system_calls import about, sync_file
 from gda.storage.tasks import Task, run
 from gda.trees.leaves import note_writing
 from gda.trees.written_blocks import WrittenArray

@@ -207,7 +207,7 @@ def _contained(
         array = weakly_typed(array)
     if container is PaddedArray:
         return PaddedArray(array, shape)
-    return array if container is None else GlobalArray.from_array(array)
+    return array if container is None else GlobalArray._from_leaf(array)
 
 
 def kept_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

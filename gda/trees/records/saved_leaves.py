@@ -283,13 +283,13 @@ def _given(path: Path, given: Any) -> GivenLeaf | ValueLeaf | SavedPerProcess:
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):
         return _of_jax(path, given)
+    if type(leaf) in _VALUES:
+        return ValueLeaf(path, leaf)
     check_unmasked(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
         return _of_numpy(
             path, "numpy" if isinstance(leaf, np.ndarray) else "number", np.asarray(leaf)
         )
-    if type(leaf) in _VALUES:
-        return ValueLeaf(path, leaf)
     if isinstance(leaf, PerProcess):
         return SavedPerProcess(PerProcessLeaf(path, "", ()), to_bytes(leaf.value))
     raise TypeError(
