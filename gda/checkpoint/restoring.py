@@ -32,7 +32,6 @@ from gda.checkpoint.reading.chunk_parts import (
     shared_reads,
     uses_of,
 )
-from gda.checkpoint.shared_folders import note_of_folder
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import open_tree, recorded
 from gda.layout.boundary import set_module
@@ -205,9 +204,8 @@ class _Restore:
         """Return the restored tree."""
         try:
             manifest = load_complete(self.store)
-        except CheckpointNotFoundError as error:
+        except CheckpointNotFoundError:
             if kind_at(self.store) is not FileKind.ORBAX:
-                note_of_folder(error, self.store)
                 raise
             manifest = None
         restored = self._tree_of_orbax() if manifest is None else self._tree_of(manifest)

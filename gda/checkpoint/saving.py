@@ -26,7 +26,6 @@ from gda.checkpoint.format.files_at import has_manifest, names_at
 from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
-from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, is_known, sees
 from gda.checkpoint.step_folders.folder import BEGUN, check_names_no_step
 from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer, is_packed
@@ -42,6 +41,7 @@ from gda.multihost.agreement import (
 from gda.multihost.descriptions import Description
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.places import here
+from gda.multihost.shared_folders import LATE_SECONDS, check_all_see, is_known, sees
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums

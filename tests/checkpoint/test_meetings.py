@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
-from gda.checkpoint import Run, restore, save, save_async, saving, shared_folders
-from gda.multihost import meeting
+from gda.checkpoint import Run, restore, save, save_async, saving
+from gda.multihost import meeting, shared_folders
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.opening import open_store
 
@@ -127,7 +127,7 @@ def test_folders_that_processes_do_not_share_are_refused(
     gda.check_processes_agree(0, name="all have looked")
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError) as caught:
         restore(path)
-    assert "not one folder for all processes" in str(caught.value.__notes__)
+    assert "is not one folder for all" in str(caught.value)
 
 
 @two_processes

@@ -17,6 +17,7 @@ from gda.checkpoint.format.files_at import no_checkpoint_at
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.strict_json import pointer_in
+from gda.multihost.shared_folders import advice_if_not_shared
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.stores import checksums
@@ -39,7 +40,8 @@ def load_complete(store: Store) -> Manifest:
     try:
         return load_manifest(store)
     except _GONE:
-        raise CheckpointNotFoundError(no_checkpoint_at(store)) from None
+        advice = "" if store.is_remote else advice_if_not_shared(store.url)
+        raise CheckpointNotFoundError(f"{no_checkpoint_at(store)}{advice}") from None
 
 
 class MissingFileError(CorruptionError):

@@ -11,10 +11,10 @@ import jax
 
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.reading.checked_files import MissingFileError
-from gda.checkpoint.shared_folders import LATE_SECONDS
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.layout.text import join_some
 from gda.multihost.places import one_line
+from gda.multihost.shared_folders import LATE_SECONDS
 from gda.multihost.steps import all_do
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 

@@ -23,7 +23,6 @@ from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
 from gda.checkpoint.runs.resuming import read_newest
 from gda.checkpoint.saving import MAX_BYTES, Save, in_background
-from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, sees
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
     TakenOverError,
@@ -39,6 +38,7 @@ from gda.multihost.agreement import call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.places import here
+from gda.multihost.shared_folders import LATE_SECONDS, check_all_see, sees
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count, check_seconds
 from gda.storage.stores.checksums import require_crc32c

@@ -21,6 +21,7 @@ from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
 from gda.multihost.agreement import communicates, timeout_of_work, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe, leaf_path
+from gda.multihost.shared_folders import check_all_see, is_known, sees
 from gda.multihost.steps import all_do
 from gda.storage import new_files
 from gda.storage.options import Options, ProgressLike, Retry, check_count, counting
@@ -178,11 +179,6 @@ class _PlannedSave:
         add: Callable[[int], object],
     ) -> set[Path]:
         """Write the blocks of this process of some leaves; return the files, not yet synced."""
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"process {jax.process_index()} does not find {folder}, which process 0 has made; "
-                "all processes must see the same folder"
-            )
         place_of = {
             entry.name: (number, len(file.header) + entry.start)
             for number, file in enumerate(self.files)
@@ -317,18 +313,31 @@ def _save(plan: _PlannedSave, options: Options) -> None:
     step = partial(all_do, timeout=timeout_of_work())
     with contextlib.ExitStack() as stack:
 
-        def begin() -> str:
+        def begin() -> tuple[str, bool]:
+            is_new = not is_known(str(plan.folder))
             if not is_first:
-                return ""
+                return "", is_new
             name = Path(plan.path).name if plan.is_one_file else MODEL
             folder = stack.enter_context(new_files.folder_beside(plan.folder, name))
             for file in plan.files:
                 new_files.create(folder / file.name, file.header, file.nbytes)
-            return folder.name
+            return folder.name, is_new
 
         what = f"of {_NAME} to {plan.path}"
-        begun = step(begin, what=f"the beginning {what}", decide=lambda names: names[0])
-        folder = plan.folder / begun.decision
+        begun = step(
+            begin,
+            what=f"the beginning {what}",
+            decide=lambda parts: (parts[0][0], any(is_new for _, is_new in parts.values())),
+        )
+        name, is_new = begun.decision
+        folder = plan.folder / name
+        if is_new:
+            seen = step(
+                lambda: sees(folder.is_dir),
+                what=f"the beginning {what}",
+                decide=lambda parts: [process for process, seen in parts.items() if not seen],
+            )
+            check_all_see(str(plan.folder), seen.decision)
         written: set[Path] = set()
 
         def write(leaves: Mapping[int, WrittenArray], add: Callable[[int], object]) -> None:

@@ -12,11 +12,11 @@ import pytest
 from training import DATA, check, state_of, train
 
 import gda
-from gda.checkpoint import CorruptionError, Run, SaveError, saving, shared_folders
+from gda.checkpoint import CorruptionError, Run, SaveError, saving
 from gda.checkpoint.runs import resuming
 from gda.checkpoint.runs import run as run_module
 from gda.checkpoint.step_folders import folder
-from gda.multihost import steps
+from gda.multihost import shared_folders, steps
 from gda.storage.stores.directory import FileStore
 
 

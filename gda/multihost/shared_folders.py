@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 import jax
 
 from gda.layout.text import format_processes
-from gda.storage.stores.opening import Store
+from gda.multihost import coordination
 
 LATE_SECONDS = 60.0  # that another process may take to see a new file of process 0
 _BETWEEN_LOOKS = 0.2
@@ -46,13 +46,12 @@ def check_all_see(url: str, blind: Collection[int]) -> None:
     _known.update(_with_parent(url))
 
 
-def note_of_folder(error: Exception, store: Store) -> None:
-    """Note a likely reason why one of several processes does not find a checkpoint."""
-    if jax.process_count() > 1 and not store.is_remote:
-        error.add_note(
-            f"gda: this is process {jax.process_index()}. If others find it, {store.url} is not "
-            f"one folder for all processes. {_INSTEAD}"
-        )
+def advice_if_not_shared(url: str) -> str:
+    """Return a likely reason why one of several processes does not find a folder, else nothing."""
+    if not coordination.has_backends() or jax.process_count() == 1:
+        return ""
+    me = jax.process_index()
+    return f". If others than process {me} find it, {url} is not one folder for all. {_INSTEAD}"
 
 
 def _with_parent(url: str) -> tuple[str, str]:
