@@ -14,7 +14,7 @@ from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.format.files_at import FileKind, names_at
 from gda.checkpoint.reading.saved_arrays import OfOtherProcesses
 from gda.checkpoint.saving import save
-from gda.checkpoint.step_folders.folder import check_names_no_step, path_of
+from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import open_tree
 from gda.layout.text import join_some
 from gda.storage.options import Options, ProgressLike
@@ -74,7 +74,6 @@ def convert(
     kind = _kind_of_target(target, kind)
     store = open_store(target, timeout)
     _check_is_new(store)
-    check_names_no_step(target, timeout)
     opened = open_tree(path_of(source, timeout), timeout, all_items=bool(at))
     tree = _subtree(opened.tree, at) if at else opened.tree
     if merge is not None:

@@ -26,7 +26,7 @@ from gda.checkpoint.format.files_at import has_manifest, names_at
 from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
-from gda.checkpoint.step_folders.folder import BEGUN, check_names_no_step
+from gda.checkpoint.step_folders.folder import BEGUN
 from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer, is_packed
 from gda.layout.boundary import set_module
@@ -48,6 +48,7 @@ from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, SaveError
 from gda.storage.stores.opening import Store, open_store
+from gda.trees.files.step_names import check_names_no_step
 from gda.trees.records.recorded_tree import Leaf, Path, ValueLeaf, flatten
 from gda.trees.records.saved_leaves import (
     GivenLeaf,

@@ -155,7 +155,8 @@ class Writing:
 
     def writers(self, blocks: IntArray, turn: int) -> IntArray:
         """Return the process that writes each block, ``turn`` places after the chosen one."""
-        ranks = (self.chosen[blocks] + turn) % self.counts[blocks]
+        # Any integer is a turn, also one that NumPy does not have.
+        ranks = (self.chosen[blocks] + turn % self.period) % self.counts[blocks]
         return self.holders[self.firsts[blocks] + ranks]
 
     @cached_property

@@ -19,7 +19,7 @@ import pytest
 from gda.testing.channel import Channel
 
 # The place of a test: its file, and the names inside it.
-Address = tuple[str, tuple[str, ...]]
+ItemAddress = tuple[str, tuple[str, ...]]
 
 PLUGIN_NAME = "gda-process"  # of a session in a process of a pool
 TEXT = "gda_text"  # the attribute of a report that has the text of a failure
@@ -71,7 +71,7 @@ class SessionPlan:
     has_cache: bool
 
 
-def address_of(item: pytest.Item) -> Address:
+def address_of(item: pytest.Item) -> ItemAddress:
     """Return the place of a test, independent of the command line of pytest."""
     chain = item.listchain()
     files = [number for number, node in enumerate(chain) if isinstance(node, pytest.File)]
@@ -104,7 +104,7 @@ class _ProcessPlugin:
         self._plan = plan
         self._session: pytest.Session | None = None
         self._modules: dict[str, list[pytest.Module]] = defaultdict(list)  # not imported yet
-        self._items: dict[Address, pytest.Item] = {}
+        self._items: dict[ItemAddress, pytest.Item] = {}
         self._collection_failures: list[str] = []
         self._reports: list[pytest.TestReport] = []
         self.page = io.StringIO()
@@ -184,7 +184,7 @@ class _ProcessPlugin:
             self._items.update({address_of(item): item for item in items})
         self._channel.answer("returned", b"")
 
-    def run_test(self, address: Address, shared: Path) -> None:
+    def run_test(self, address: ItemAddress, shared: Path) -> None:
         """Run one test with fixtures of its own, and answer."""
         item = self._items.get(address)
         if item is None:

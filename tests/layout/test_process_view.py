@@ -136,6 +136,13 @@ def test_each_block_is_written_once_by_a_process_that_holds_it(grid: ShardGrid, 
     assert sorted(written) == list(range(grid.num_shards))
 
 
+@pytest.mark.parametrize("turn", [2**63 - 1, 2**70, -(2**70)])
+def test_every_integer_is_a_turn(turn: int) -> None:
+    grid = ShardGrid((4, 6), {"x": 4, "y": 3}, ("x",), process_of=[0, 1, 2] * 4)
+    for view in views_of(grid):
+        assert view.written_blocks(turn) == view.written_blocks(turn % 3)
+
+
 @given(grids())
 def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
     whole = whole_array(grid.global_shape)

@@ -33,11 +33,6 @@ def names_at(store: Store) -> list[str] | None:
         return None
 
 
-def has_marks(store: Store) -> bool:
-    """Return True if a file has a name that only a checkpoint has, of gda or of Orbax."""
-    return any(has(store, name) for name in (manifest_json.NAME, *MARKS))
-
-
 def has_manifest(store: Store) -> bool:
     """Return True for a manifest of gda, even damaged; ``ValueError`` if it is no regular file."""
     try:

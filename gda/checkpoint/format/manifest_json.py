@@ -27,6 +27,7 @@ from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json, pointer_in
 from gda.storage.stores.errors import CorruptionError, NewerFormatError
 from gda.storage.stores.opening import Store
+from gda.trees.files.step_names import MANIFEST
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
@@ -40,7 +41,7 @@ from gda.trees.records.recorded_tree import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-NAME = "manifest.json"
+NAME = MANIFEST
 _VERSION = 1
 MOST_BYTES = 2**28  # of a manifest; 25 million chunks take about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")

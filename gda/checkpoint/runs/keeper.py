@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.checkpoint.format.files_at import has_marks
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.saving import CommittedSave
 from gda.checkpoint.step_folders.folder import (
@@ -28,13 +27,13 @@ from gda.checkpoint.step_folders.folder import (
     RunFolder,
     StepFolder,
     below,
-    check_names_no_step,
     name_of,
 )
 from gda.checkpoint.step_folders.rules import Rules
 from gda.layout.text import counted, format_bytes, format_numbers, join_some
 from gda.multihost.background import in_thread
 from gda.storage.stores.directory import LOCK
+from gda.trees.files.step_names import check_names_no_step, has_marks
 
 log = logging.getLogger("gda")
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gda.checkpoint.format.files_at import has_marks
 from gda.checkpoint.inspecting import JSON_VERSION, inspect, verify
 from gda.checkpoint.runs.keeper import Keeper
 from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder, below, checked_step
@@ -22,6 +21,7 @@ from gda.show.report import Report, Table
 from gda.storage.options import ProgressLike
 from gda.storage.orbax_runs.open_orbax import open_orbax
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, NewerFormatError
+from gda.trees.files.step_names import has_marks
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEAD = ("step", "age", "size", "shared", "metrics", "held")

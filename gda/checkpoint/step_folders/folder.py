@@ -21,7 +21,6 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.files_at import has_marks
 from gda.checkpoint.step_folders.rules import best_first
 from gda.layout.text import format_numbers
 from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
@@ -29,15 +28,14 @@ from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, has, open_store
+from gda.trees.files.step_names import REFERENCE, RUN, has_marks
 
 # Small files of a step. The first exists while it is saved, and in an object store while it is
 # removed; the second has the run and the generation that began it.
 UNFINISHED, BEGUN, METRICS = "unfinished", "begun.json", "metrics.json"
 _HELD, _DAMAGED = "held.json", "damaged.json"
-_RUN = "run.json"  # of the folder itself: the program that writes there
 
 _REMOVED = re.compile(r"\d+\.removed-[0-9a-f]{32}")  # the folder of a step, under another name
-_REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
 _ASIDE = re.compile(r"\d+\.damaged-\d+")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MOST_BYTES = 2**20  # of a small file
@@ -47,7 +45,7 @@ _BUSY_SECONDS = 10.0  # that another program may take for a small file
 _MOST_ROLLBACKS = 100  # that run.json remembers
 _MOST_ATTEMPTS = 100
 _WITHOUT = {  # the effect of the removal of a small file
-    _RUN: "a rollback that was begun is forgotten",
+    RUN: "a rollback that was begun is forgotten",
     METRICS: "record the metrics again",
 }
 
@@ -363,12 +361,12 @@ class RunFolder:
 
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
-        if not (fields := self._read(_RUN)):
+        if not (fields := self._read(RUN)):
             return None
         try:
             owner = Owner(**{name: _tuples(value) for name, value in fields.items()})
         except TypeError:
-            where = self.store().join(_RUN)
+            where = self.store().join(RUN)
             raise CorruptionError(f"{where} is not the file of a run; remove it") from None
         if not self.known:
             self.known.update(owner.steps)
@@ -377,13 +375,13 @@ class RunFolder:
     def claim(self, best: tuple[str, bool] | None) -> Owner:
         """Make this program the owner; without locks, of two at once one raises ``SaveError``."""
         with self._locked() as store:
-            version = store.version(_RUN)
+            version = store.version(RUN)
             mine = Owner.next_after(self.owner(), best)
             if not store.is_remote:
                 for name in store.entries():
-                    if name.startswith(f"{_RUN}."):  # of a program that was killed as it wrote it
+                    if name.startswith(f"{RUN}."):  # of a program that was killed as it wrote it
                         store.remove(name)
-            store.replace(_RUN, _sealed(asdict(mine)), version)
+            store.replace(RUN, _sealed(asdict(mine)), version)
             store.flush()  # the entry of a new folder
         return mine
 
@@ -411,7 +409,7 @@ class RunFolder:
     def _change(self, mine: Owner, change: Callable[[Owner], Owner] = lambda now: now) -> None:
         """Change the file of the owner, unless this program is no longer it."""
         self._update(
-            _RUN,
+            RUN,
             lambda: asdict(
                 replace(change(self.check_owner(mine)), steps=tuple(sorted(self.known)))
             ),
@@ -532,7 +530,7 @@ def path_of(path: Any, timeout: float) -> Any:
       ValueError: ``@best``, and the run has no rule for the best.
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
+    found = REFERENCE.fullmatch(text) if isinstance(text, str) else None
     if found is None or _is_there(open_store(text, timeout)):  # the name of a file may have an @
         return path
     folder, which = RunFolder(found[1], timeout), found[2]
@@ -544,19 +542,6 @@ def path_of(path: Any, timeout: float) -> Any:
         what = "complete step" if which == "latest" else "step with the metric of keep_best"
         raise CheckpointNotFoundError(f"{text}: {folder.url} has no {what}")
     return below(folder.path, folder.step(step).name)
-
-
-def check_names_no_step(url: str, timeout: float) -> None:
-    """Raise ``FileExistsError`` if new files at a path would hide a step of a run."""
-    found = _REFERENCE.fullmatch(url.rstrip("/"))
-    if found is None or has_marks(open_store(url, timeout)):
-        return
-    folder = RunFolder(found[1], timeout)
-    if folder.owner() is not None or folder.complete() or folder.newest_of_orbax():
-        raise FileExistsError(
-            f"{found[0]} names a step of the run {found[1]}, which files there would hide; give "
-            "another path, without @ at its end"
-        )
 
 
 def _is_there(store: Store) -> bool:

@@ -3,5 +3,6 @@
 Provisional: see ``docs/stable.md``.
 
 Read in this order: ``store``; ``save_safetensors``, over ``rows`` (arrays moved so that their
-blocks are long runs of bytes) and ``stripes`` (blocks into files, in long writes).
+blocks are long runs of bytes), ``stripes`` (blocks into files, in long writes) and ``step_names``
+(paths where no files go).
 """

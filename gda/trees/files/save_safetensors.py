@@ -29,6 +29,7 @@ from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_n
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
 from gda.storage.sources import apart, check_unmasked
 from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered
+from gda.trees.files.step_names import check_names_no_step
 from gda.trees.files.stripes import nbytes_of, options_for_files, sync_files, write_leaves
 from gda.trees.leaves import (
     Tree,
@@ -101,6 +102,7 @@ def save_safetensors(
         because it is too long or has surrogates; a single file is too small for all; or a header or
         the index would be larger than ``open_safetensors`` accepts.
       RuntimeError: an array was deleted or donated.
+      FileExistsError: ``path`` names a step of a run, as ``runs/a@100`` does.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
     Raises, afterwards:
@@ -310,13 +312,14 @@ def _save(plan: _PlannedSave, options: Options) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
     wait_for_arrays(_NAME, plan.tree)
     is_first = jax.process_index() == 0
-    step = partial(all_do, timeout=timeout_of_work())
+    step = partial(all_do, timeout=timeout_of_work(), shared=(FileExistsError,))
     with contextlib.ExitStack() as stack:
 
         def begin() -> tuple[str, bool]:
             is_new = not is_known(str(plan.folder))
             if not is_first:
                 return "", is_new
+            check_names_no_step(plan.path, timeout_of_work())
             name = Path(plan.path).name if plan.is_one_file else MODEL
             folder = stack.enter_context(new_files.folder_beside(plan.folder, name))
             for file in plan.files:

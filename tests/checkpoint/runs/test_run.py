@@ -29,6 +29,7 @@ from gda.checkpoint.runs import keeper
 from gda.checkpoint.saving import Save, Taken
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.checkpoint.step_folders.rules import Rules
+from gda.storage import save_safetensors
 from gda.storage.stores.directory import FileStore
 
 
@@ -317,6 +318,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "save_async": lambda path: gda.checkpoint.save_async(path, {"n": 5}),
     "Run.resume": lambda path: Run(path, every=1).resume({"n": 5}),
     "Run.save": lambda path: Run(path, every=1).save(1, {"n": 5}),
+    "save_safetensors": lambda path: save_safetensors(path, {"n": np.arange(5)}),
     "convert": lambda path: convert(f"{path.parent}/run@1", str(path)),
     "convert to safetensors": lambda path: convert(
         f"{path.parent}/run@1", str(path), kind=FileKind.SAFETENSORS
