@@ -60,6 +60,7 @@ from gda.compiled.rehearsal import Rehearsal as Rehearsal
 from gda.compiled.rehearsal_facts import AxisTraffic as AxisTraffic
 from gda.compiled.seconds import StepSeconds as StepSeconds
 from gda.compiled.seconds import PlaceSeconds as PlaceSeconds
+from gda.compiled.devices.measured_steps import MeasuredRange as MeasuredRange
 from gda.compiled.device_clock import Timeline as Timeline
 from gda.compiled.device_clock import TimelineEvent as TimelineEvent
 from gda.compiled.hlo.allocations import Temporary as Temporary

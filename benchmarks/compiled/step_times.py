@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 import gda
 from benchmarks.compiled import order_of_meshes, steps
 from benchmarks.compiled.llama import BF16, Model, Training, operations, step
-from gda.compiled.devices.device_kinds import num_devices_of
+from gda.compiled.devices.device_kinds import kind_of_device, num_devices_of
 
 HERE = Path(__file__).parent
 FIGURES, MEASURED = HERE / "step_times.json", HERE / "steps_on_h100.jsonl"
@@ -152,6 +152,8 @@ def figures(rehearsal: gda.Rehearsal, measured: float) -> dict[str, Any]:
         "estimate": seconds.estimate,
         "bound": seconds.bound,
         "by": seconds.bounded_by,
+        "kind": getattr(kind_of_device(rehearsal.device_kind), "name", None),
+        "is_over_slow_links": any(each.nbytes_slow for each in rehearsal.traffic),
     }
 
 

@@ -134,6 +134,7 @@ class Rehearsal(RehearsalFacts, Report):
             "temporaries": [each._asdict() for each in self.temporaries],
             "advice": [each._asdict() for each in self.advice],
             "seconds": self.seconds.to_dict(),
+            "measured_range": self.measured_range and self.measured_range._asdict(),
             "examples_per_second": self.examples_per_second,
             "cost": self.cost,
             "repetitions": self.repetitions,

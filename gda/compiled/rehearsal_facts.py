@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gda.compiled.collective_times import Interconnect, collective_seconds
+from gda.compiled.devices.measured_steps import MeasuredRange, measured_range_of
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.seconds import StepSeconds
@@ -152,6 +153,18 @@ class RehearsalFacts:
         with a batch that is not sharded. XLA may add products of its own, or remove some.
         """
         return repetitions_of(self.flops, self.num_devices, self.flops_total)
+
+    @property
+    def measured_range(self) -> MeasuredRange | None:
+        """The measured times of steps on this kind of devices, in units of their estimates.
+
+        Steps that communicate over slow links are compared with such steps, and others with others.
+        None if no such step was measured, or if there is no estimate or a bound alone.
+        """
+        if self.seconds.estimate is None or self.seconds.is_bound:
+            return None
+        is_slow = any(each.nbytes_slow for each in self.traffic)
+        return measured_range_of(self.device_kind, is_slow)
 
     @property
     def examples_per_second(self) -> float | None:

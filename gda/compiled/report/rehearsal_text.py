@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from gda.compiled.devices.device_kinds import kind_named
 from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.rehearsal_facts import ArgumentBytes, RehearsalFacts
 from gda.compiled.seconds import format_seconds
 from gda.layout.spec import format_spec
 from gda.layout.text import (
+    counted,
     format_bytes,
     format_mesh,
     format_more,
@@ -121,8 +123,7 @@ def _times(rehearsal: RehearsalFacts) -> list[str]:
         f"{format_seconds(seconds.bound)}{bounded}{'; ' * bool(used)}{used}",
         "(an estimate from the compiled program and published speeds: no device ran it)",
     ]
-    if seconds.not_counted:
-        lines.append(omissions_of(rehearsal))
+    lines.append(omissions_of(rehearsal) if seconds.not_counted else range_of(rehearsal))
     if rate := rehearsal.examples_per_second:
         lines.append(f"{at_most} {rate:,.4g} examples a second")
     if rehearsal.cost is not None:
@@ -137,6 +138,21 @@ def _times(rehearsal: RehearsalFacts) -> list[str]:
             "and hour"
         )
     return lines
+
+
+def range_of(rehearsal: RehearsalFacts) -> str:
+    """Return text about measured steps on the same kind of devices."""
+    measured = rehearsal.measured_range
+    if measured is None:
+        return "(no measured step of such devices is known, to compare estimates with)"
+    low, high = format(measured.low, ".2g"), format(measured.high, ".2g")
+    times = low if low == high else f"{low} to {high}"
+    between = "slices" if kind_named(measured.kind).gpu is None else "hosts"
+    where = f" between {between}" if measured.is_over_slow_links else ""
+    return (
+        f"(measured steps of {measured.kind}{where} took {times} times the estimate: "
+        f"{counted(measured.num_steps, 'step')})"
+    )
 
 
 def omissions_of(rehearsal: RehearsalFacts) -> str:
