@@ -56,8 +56,18 @@ def seconds(text: str) -> float:
     return _above_zero(text, "a number of seconds", "30")
 
 
-def price(text: str) -> float:
-    return _above_zero(text, "a price", "2.5", most=sys.float_info.max)
+def named_number(
+    what: str, example: str, *, is_named: bool = False
+) -> Callable[[str], tuple[str | None, float]]:
+    """Return a parser for ``name=number``, and for a number without a name unless ``is_named``."""
+
+    def parse(text: str) -> tuple[str | None, float]:
+        name, equals, number = text.rpartition("=")
+        if bool(name) < bool(equals) or (is_named and not name):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}; write {example}, say")
+        return name or None, _above_zero(number, what, example, most=sys.float_info.max)
+
+    return parse
 
 
 def _above_zero(text: str, what: str, example: str, most: float = math.inf) -> float:

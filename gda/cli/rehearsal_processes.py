@@ -12,8 +12,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -47,6 +48,7 @@ class RehearsalRequest(NamedTuple):
     mesh: dict[str, int]
     examples: float | None = None
     price: float | None = None
+    costs: Mapping[str, float] | None = None
 
 
 class RehearsalReport(NamedTuple):
@@ -62,23 +64,26 @@ class RehearsalReport(NamedTuple):
     is_wrong_for_any_mesh: bool = False
 
 
-def reports_of(requests: Sequence[RehearsalRequest]) -> list[RehearsalReport]:
-    """Return a report for each request of one function; several are also reported on stderr.
+def reports_of(
+    requests: Sequence[RehearsalRequest],
+) -> Generator[tuple[int, RehearsalReport]]:
+    """Yield the position and the report of each request of one function, as they are done.
 
-    All processes have ended when this returns or raises. It raises ``MistakesError`` if a request
-    is wrong for any mesh.
+    Several are also reported on stderr, with their seconds. All processes have ended when this
+    ends, is closed or raises. It raises ``MistakesError`` if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
-    reports: dict[int, RehearsalReport] = {}
     running: dict[Any, tuple[int, _RehearsalProcess]] = {}
     idle: list[_RehearsalProcess] = []
-    most = _most_processes()
-    num_devices = max(num_cpus(request.topology) or 0 for request in requests)
+    most, num_done, begun = most_processes(), 0, time.monotonic()
+    num_devices = max((num_cpus(request.topology) or 0 for request in requests), default=0)
     are_several = len(requests) > 1
+    if are_several:
+        _say(f"{len(requests):,} meshes to rehearse, {most} at a time")
     # Many processes would print the same, line by line.
     target = os.open(os.devnull, os.O_WRONLY) if are_several else os.dup(2)
     with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
-        while len(reports) < len(requests):
+        while waiting or running:
             while waiting and len(running) < most:
                 if not idle:
                     idle.append(_RehearsalProcess(children, num_devices, output.fileno(), files))
@@ -87,14 +92,22 @@ def reports_of(requests: Sequence[RehearsalRequest]) -> list[RehearsalReport]:
                 worker.begin(request)
             for pipe in wait([*running]):
                 index, worker = running.pop(pipe)
-                report = reports[index] = worker.report()
+                report, num_done = worker.report(), num_done + 1
                 if report.is_wrong_for_any_mesh:
                     raise MistakesError(*report.lines)
                 idle += [worker] if worker.is_alive else []
                 if are_several:
-                    done = f"gda: {format_mesh(requests[index].mesh)}: {_in_words(report)}"
-                    print(done, file=sys.stderr, flush=True)
-    return [reports[index] for index in range(len(requests))]
+                    took = f"took {time.monotonic() - worker.begun:.1f} s"
+                    if left := len(requests) - num_done:
+                        about = (time.monotonic() - begun) / num_done * left
+                        took += f"; {left:,} more, about {about:,.0f} s"
+                    of = f"{requests[index].topology} {format_mesh(requests[index].mesh)}"
+                    _say(f"{of}: {_in_words(report)}; {took}")
+                yield index, report
+
+
+def _say(line: str) -> None:
+    print(f"gda: {line}", file=sys.stderr, flush=True)
 
 
 def _in_words(report: RehearsalReport) -> str:
@@ -103,7 +116,8 @@ def _in_words(report: RehearsalReport) -> str:
 
     if (rehearsal := report.rehearsal) is None:
         return report.reason
-    return f"{ANSWERS[rehearsal.fits]}, {format_size(rehearsal.peak_bytes)}"
+    time_ = f", about {rehearsal.seconds}" if rehearsal.seconds.estimate else ""
+    return f"{ANSWERS[rehearsal.fits]}, {format_size(rehearsal.peak_bytes)}{time_}"
 
 
 class _RehearsalProcess:
@@ -125,10 +139,11 @@ class _RehearsalProcess:
                 pass_fds=[output, of_program.fileno()],
             )
         self.pipe = files.enter_context(pipe)
-        self.is_alive = True
+        self.is_alive, self.begun = True, 0.0
 
     def begin(self, request: RehearsalRequest) -> None:
         """Begin a rehearsal."""
+        self.begun = time.monotonic()
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
         with suppress(OSError):  # it was killed since its last report: report() says so
@@ -171,7 +186,7 @@ def _environment(num_devices: int) -> dict[str, str]:
     return variables
 
 
-def _most_processes() -> int:
+def most_processes() -> int:
     """Return the number of processes that the cores and the memory allow."""
     found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     memory = [int(found[1]) * 1024] if found else []

@@ -49,7 +49,8 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         jax.clear_caches()
         mesh = _mesh(request)
         called = _call(request, function(mesh))
-        rehearsal = rehearsal_of(*called, examples=request.examples, price=request.price)
+        about = {"examples": request.examples, "price": request.price, "costs": request.costs}
+        rehearsal = rehearsal_of(*called, **about)
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:

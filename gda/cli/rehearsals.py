@@ -11,31 +11,22 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
-from gda.cli.commands import (
-    OK,
-    WRONG,
-    add_command,
-    price,
-    read_option,
-    terminal_width,
-)
+from gda.cli.commands import INTERRUPTED, add_command, named_number, read_option
 from gda.cli.functions import file_and_function
 from gda.cli.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.cli.notation.mistakes import MistakesError
 from gda.cli.notation.numbers import parse_number
-from gda.compiled.devices.device_kinds import mesh_sizes_of, num_devices_of
-from gda.layout.tables import table
-from gda.layout.text import format_bytes, format_mesh
+from gda.cli.rehearsal_processes import RehearsalRequest
+from gda.cli.rehearsal_table import RehearsalResult, lines_of
+from gda.compiled.devices.device_kinds import mesh_sizes_of, num_devices_of, topologies_of
+from gda.layout.text import listed
 
-if TYPE_CHECKING:
-    from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest
-    from gda.compiled.rehearsal import Rehearsal
-
-_DOES_NOT_FIT = 1
+_AUTO = ":auto"
+_MOST_MESHES = 100
 
 _EPILOG = """\
 the function:
@@ -51,11 +42,13 @@ the function:
 topologies:
   v5e:16x16 and the like need libtpu (the extra rehearse), h100:4x8, which is 4
   hosts with 8 GPUs each, JAX's plugin for CUDA (the extra rehearse-gpu).
-  cpu:8 is 8 virtual devices of this machine, to try a file.
+  cpu:8 is 8 virtual devices of this machine, to try a file. With --search,
+  v5e:auto is the smallest topology of v5e on which a mesh fits.
 
 several meshes:
-  Those that fit come first, by estimated time. A time such as ">= 28 ms" lacks
-  work that gda cannot count; such meshes come last of these, with the reason.
+  Those that fit come first, by the cost if there are prices, else by estimated
+  time. A time such as ">= 28 ms" lacks work that gda cannot count; such meshes
+  come last of these, with the reason. Ctrl-C prints the table of those done.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
@@ -64,6 +57,9 @@ examples:
   gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
   gda rehearse train.py:rehearsal --topology h100:8 \\
            --mesh 'data=8; data=4,model=2'
+  gda rehearse train.py:rehearsal --topology v5e:auto --topology h100:8 \\
+           --mesh data,model --search --examples 65536 \\
+           --price v5e=1.2 --price h100=3.0
 
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
@@ -79,7 +75,11 @@ def add_rehearse(commands: Any) -> None:
         "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
     )
     parser.add_argument(
-        "--topology", metavar="NAME", required=True, help="such as v5e:16x16, h100:4x8 or cpu:8"
+        "--topology",
+        metavar="NAME",
+        required=True,
+        action="append",
+        help="such as v5e:16x16, h100:4x8 or cpu:8; several are compared in one table",
     )
     parser.add_argument(
         "--mesh",
@@ -96,8 +96,29 @@ def add_rehearse(commands: Any) -> None:
         action="store_true",
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
+    parser.add_argument(
+        "--max-meshes",
+        metavar="N",
+        default=str(_MOST_MESHES),
+        help=f"the most meshes to rehearse; default {_MOST_MESHES}",
+    )
     parser.add_argument("--examples", metavar="N", help="examples, or tokens, of a call")
-    parser.add_argument("--price", metavar="P", type=price, help="of a device for one hour")
+    parser.add_argument(
+        "--price",
+        metavar="[KIND=]P",
+        type=named_number("a price", "2.5 or v5p=4.2"),
+        action="append",
+        default=[],
+        help="of a device for one hour, or of a device of one kind",
+    )
+    parser.add_argument(
+        "--cost",
+        metavar="TARGET=FLOPS",
+        type=named_number("a number of operations with its kernel", "my_kernel=2e9", is_named=True),
+        action="append",
+        default=[],
+        help="operations of one execution of a kernel that gda cannot count",
+    )
     parser.add_argument(
         "--trace", metavar="FILE.json", help="of one mesh: a picture of the step, for Perfetto"
     )
@@ -105,31 +126,19 @@ def add_rehearse(commands: Any) -> None:
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
-
-    file, function = file_and_function(options.program, "train.py:rehearsal")
-    num_slices = read_option("--num-slices", options.num_slices, parse_number)
-    config, examples = options.target_config, options.examples
-    if config is not None and not os.path.isfile(config):
-        raise MistakesError(f"--target-config: there is no file {config!r} here")
-    if examples is not None:
-        examples = read_option("--examples", examples, parse_number)
-    requests = [
-        RehearsalRequest(
-            file=file,
-            function=function,
-            topology=options.topology,
-            num_slices=num_slices,
-            target_config=config,
-            mesh=mesh,
-            examples=examples,
-            price=options.price,
-        )
-        for mesh in _meshes(options, num_slices)
-    ]
-    if options.trace is not None and (options.search or len(requests) > 1):
-        raise MistakesError("--trace draws one mesh; give one with --mesh, without --search")
-    results = sorted(map(_Result, requests, reports_of(requests)), key=_Result.order)
+    results: list[RehearsalResult] = []
+    notes: list[str] = []
+    is_interrupted = False
+    try:
+        for some, note in _all_results(options):
+            results += some
+            notes += [note] if note else []
+    except _Interrupted as interrupt:
+        results += interrupt.results
+        is_interrupted = True
+    if not results:
+        raise KeyboardInterrupt
+    results.sort(key=RehearsalResult.order)
     first, *others = results
     is_one = not (others or options.search)
     if is_one and first.rehearsal is None:
@@ -140,119 +149,157 @@ def rehearse(options: argparse.Namespace) -> int:
     elif is_one and first.rehearsal:
         print(*filter(None, (first.rehearsal, first.rehearsal.collectives)), sep="\n\n")
     else:
-        print(*_lines(results), sep="\n")
+        print(*lines_of(results), *(["", *notes] if notes else []), sep="\n")
     if options.trace is not None and first.rehearsal:
         try:
             first.rehearsal.save_trace(options.trace)
         except (ValueError, OSError) as error:
             raise MistakesError(f"--trace: {error}") from None
-    return first.code
+    return INTERRUPTED if is_interrupted else first.code
 
 
-def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:
-    if not options.search:
-        return [read_option("--mesh", text, parse_mesh) for text in options.mesh.split(";")]
-    names = [] if "=" in options.mesh else read_option("--mesh", options.mesh, parse_spec)
+class _Interrupted(Exception):  # noqa: N818
+    """Ctrl-C, after the results."""
+
+    def __init__(self, results: list[RehearsalResult]) -> None:
+        self.results = results
+
+
+def _all_results(options: argparse.Namespace) -> Iterator[tuple[list[RehearsalResult], str]]:
+    """Yield results, with a line about a topology that was found."""
+    requests = _Requests(options)
+    if some := requests.of([each for each in options.topology if not each.endswith(_AUTO)]):
+        yield _results(some), ""
+    for each in options.topology:
+        if each.endswith(_AUTO):
+            yield _smallest(each.removesuffix(_AUTO), requests)
+
+
+def _smallest(name: str, requests: _Requests) -> tuple[list[RehearsalResult], str]:
+    """Return the results for the smallest topology of a kind that fits, and a line about it."""
+    least, tried, results = 1, list[str](), list[RehearsalResult]()
+    for topology in topologies_of(name):
+        if num_devices_of(topology) * requests.num_slices < least:
+            continue  # its memory does not hold the arguments
+        try:
+            some = requests.of([topology])
+        except MistakesError as error:  # too many
+            if not tried:
+                raise
+            return results, f"no {name} up to {tried[-1]} fits; {error}"
+        results = _results(some)
+        if any(each.fits for each in results):
+            too_small = f"; too small: {listed(tried)}" if tried else ""
+            return results, f"{topology} is the smallest {name} that fits{too_small}"
+        known = [each.rehearsal.least_devices for each in results if each.rehearsal]
+        if not known:
+            return results, f"no mesh of {topology} could be rehearsed, so no larger one was tried"
+        least = min(each or 1 for each in known)
+        tried.append(topology)
+    return results, f"no {name} fits; tried {listed(tried)}"
+
+
+def _results(requests: list[RehearsalRequest]) -> list[RehearsalResult]:
+    from gda.cli import rehearsal_processes
+
+    reports: dict[int, Any] = {}
+
+    def done() -> list[RehearsalResult]:
+        return [RehearsalResult(requests[at], reports[at]) for at in sorted(reports)]
+
+    try:
+        with closing(rehearsal_processes.reports_of(requests)) as found:
+            for at, report in found:
+                reports[at] = report
+    except KeyboardInterrupt:
+        raise _Interrupted(done()) from None
+    return done()
+
+
+class _Requests:
+    """The requests of a command, by topologies."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        config, topologies = options.target_config, options.topology
+        file, function = file_and_function(options.program, "train.py:rehearsal")
+        if config is not None and not os.path.isfile(config):
+            raise MistakesError(f"--target-config: there is no file {config!r} here")
+        if config is not None and len(topologies) > 1:
+            raise MistakesError("--target-config describes the GPUs of one topology; give one")
+        self.num_slices = read_option("--num-slices", options.num_slices, parse_number)
+        self._most = read_option("--max-meshes", options.max_meshes, parse_number)
+        self._prices = dict(options.price)
+        kinds = [each.partition(":")[0] for each in topologies]
+        if unknown := [each for each in self._prices if each not in (None, *kinds)]:
+            raise MistakesError(
+                f"--price has the kind {unknown[0]!r}, but --topology has {listed(kinds)}"
+            )
+        self._meshes: list[dict[str, int]] = []
+        self._names: list[str] = []
+        if options.search:
+            self._names = _axis_names(options.mesh)
+        else:
+            self._meshes = [
+                read_option("--mesh", text, parse_mesh) for text in options.mesh.split(";")
+            ]
+        if not options.search and any(each.endswith(_AUTO) for each in topologies):
+            raise MistakesError(f"a topology with {_AUTO} needs --search, as --mesh has no sizes")
+        if options.trace is not None and (len(topologies) > 1 or len(self._meshes) != 1):
+            raise MistakesError("--trace draws one mesh; give one with --mesh, without --search")
+        examples = options.examples
+        self._request = RehearsalRequest(
+            file=file,
+            function=function,
+            topology="",
+            num_slices=self.num_slices,
+            target_config=config,
+            mesh={},
+            examples=None
+            if examples is None
+            else read_option("--examples", examples, parse_number),
+            costs=dict(options.cost),
+        )
+        self._has_several = len(topologies) > 1
+
+    def of(self, topologies: list[str]) -> list[RehearsalRequest]:
+        """Return the requests for some topologies; too many are a mistake."""
+        found = []
+        for topology in topologies:
+            kind = topology.partition(":")[0]
+            price = self._prices.get(kind, self._prices.get(None))
+            found += [
+                self._request._replace(topology=topology, mesh=mesh, price=price)
+                for mesh in self._meshes_of(topology)
+            ]
+        if len(found) > self._most:
+            from gda.cli.rehearsal_processes import most_processes
+
+            raise MistakesError(
+                f"there are {len(found):,} meshes to rehearse, {most_processes()} at a time, and "
+                f"each may take from seconds to minutes; for all of them add --max-meshes "
+                f"{len(found)}, or name fewer axes"
+            )
+        return found
+
+    def _meshes_of(self, topology: str) -> list[dict[str, int]]:
+        try:
+            num_devices = num_devices_of(topology) * self.num_slices
+        except ValueError as error:
+            raise MistakesError(f"--topology: {error}") from None
+        if self._names:
+            return mesh_sizes_of(self._names, num_devices)
+        if not self._has_several:
+            return self._meshes
+        found = [each for each in self._meshes if math.prod(each.values()) == num_devices]
+        if not found:
+            raise MistakesError(f"--mesh has no mesh of the {num_devices:,} devices of {topology}")
+        return found
+
+
+def _axis_names(text: str) -> list[str]:
+    names = [] if "=" in text else read_option("--mesh", text, parse_spec)
     if not names or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise MistakesError(
             "--search finds the sizes of the axes; give their names alone: --mesh data,model"
         )
-    try:
-        return mesh_sizes_of([*map(str, names)], num_devices_of(options.topology) * num_slices)
-    except ValueError as error:
-        raise MistakesError(f"--topology: {error}") from None
-
-
-# The results.
-
-
-class _Result(NamedTuple):
-    request: RehearsalRequest
-    report: RehearsalReport
-
-    @property
-    def mesh(self) -> str:
-        return format_mesh(self.request.mesh)
-
-    @property
-    def rehearsal(self) -> Rehearsal | None:
-        return self.report.rehearsal
-
-    @property
-    def code(self) -> int:
-        if self.rehearsal is None:
-            return WRONG
-        return _DOES_NOT_FIT if self.rehearsal.fits is False else OK
-
-    def order(self) -> tuple[float, ...]:
-        rehearsal = self.rehearsal
-        if rehearsal is None:
-            return (self.code,)
-        nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
-        # Without speeds, work that devices repeat counts before bytes.
-        seconds = rehearsal.seconds
-        known = [math.inf if each is None else each for each in (seconds.estimate, rehearsal.flops)]
-        peak = rehearsal.peak_bytes or math.inf
-        is_unknown = seconds.is_bound or nbytes is None
-        return (self.code, is_unknown, *known, slow or 0, nbytes or 0, peak)
-
-    def document(self) -> dict[str, Any]:
-        request = self.request
-        return {
-            "topology": request.topology,
-            "num_slices": request.num_slices,
-            "mesh": request.mesh,
-            "error": self.report.reason or None,
-            **(self.rehearsal.to_dict() if self.rehearsal else {}),
-        }
-
-
-def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
-    """Return the sum of ``nbytes`` or ``nbytes_slow`` over all axes; None if one is unknown."""
-    from gda.compiled.hlo import summed
-
-    return summed(getattr(each, name) for each in rehearsal.traffic)
-
-
-def _lines(results: Sequence[_Result]) -> list[str]:
-    """Return the table of several meshes, and the reasons of those without a rehearsal."""
-    from gda.compiled.report.rehearsal_text import distance_of, omissions_of, repetition_of
-
-    rehearsed = [(each.mesh, each.rehearsal) for each in results if each.rehearsal]
-    parts = [_table(results[0].request, rehearsed)] if rehearsed else []
-    if rehearsed and (words := distance_of(rehearsed[0][1])):
-        parts.append([f"{rehearsed[0][0]} is the fastest of these: {words}"])
-    repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
-    parts.append([f"{mesh}: {words}" for mesh, words in repeated if words])
-    bounds = [(mesh, omissions_of(each)) for mesh, each in rehearsed if each.seconds.is_bound]
-    parts.append([f"{mesh}: {words}" for mesh, words in bounds])
-    if failed := [[each.mesh, each.report.reason] for each in results if not each.rehearsal]:
-        lines = table([["no rehearsal", "reason"], *failed], width=terminal_width())
-        parts.append([*lines, f"for a traceback: --mesh {failed[0][0]} alone"])
-    return [*chain(*(["", *part] for part in parts if part))][1:]
-
-
-def _table(request: RehearsalRequest, rehearsed: Sequence[tuple[str, Rehearsal]]) -> list[str]:
-    from gda.compiled.hlo import format_axes, format_size
-
-    _, first = rehearsed[0]
-    axes = {each.axes for _, rehearsal in rehearsed for each in rehearsal.traffic}
-    ordered = sorted(axes, key=lambda key: (key is None, len(key or ()), key or ()))
-    has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
-    has_seconds = any(each.seconds.estimate is not None for _, each in rehearsed)
-    header = ["mesh", "fits", "peak", *(f"over {format_axes(each)}" for each in ordered)]
-    header += ["over slow links"] * has_slow + ["about"] * has_seconds
-    rows = []
-    for mesh, rehearsal in rehearsed:
-        nbytes_over = {each.axes: each.nbytes for each in rehearsal.traffic}
-        cells = [format_size(nbytes_over.get(key, 0)) for key in ordered]
-        cells += [format_size(_bytes_sent(rehearsal, "nbytes_slow"))] * has_slow
-        cells += [str(rehearsal.seconds)] * has_seconds
-        cells = [""] * len(cells) if rehearsal.fits is False else cells
-        fits = {True: "yes", False: "no", None: "?"}[rehearsal.fits]
-        rows.append([mesh, fits, format_size(rehearsal.peak_bytes), *cells])
-    capacity = first.capacity_bytes
-    each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
-    on = f"{first.num_devices:,} x {first.device_kind}{each_with}"
-    heading = f"{request.file}:{request.function} on {on}; bytes are those of one device"
-    return [heading, "", *table([header, *rows], right={*header[2:]}, width=terminal_width())]
+    return [*map(str, names)]

@@ -137,6 +137,8 @@ class Rehearsal(RehearsalFacts, Report):
             "measured_range": self.measured_range and self.measured_range._asdict(),
             "examples_per_second": self.examples_per_second,
             "cost": self.cost,
+            "cost_per_million": self.cost_per_million,
+            "activation_blocks": self.activation_blocks,
             "repetitions": self.repetitions,
             "least_devices": self.least_devices,
             "state_bytes": self.state_bytes,

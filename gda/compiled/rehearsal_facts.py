@@ -186,6 +186,29 @@ class RehearsalFacts:
             return None
         return self.price * self.num_devices * seconds / 3600
 
+    @property
+    def cost_per_million(self) -> float | None:
+        """The estimated cost of a million examples, or tokens; None without ``examples``."""
+        cost = self.cost
+        return None if cost is None or not self.examples else 1e6 * cost / self.examples
+
+    @property
+    def activation_blocks(self) -> int | None:
+        """The fewest blocks of the large activations: 1 if each device holds all of one.
+
+        Large ones have a tenth or more of the bytes of the largest temporary. Those with the shape
+        of an argument, or of a layer of one, are parameters. None if no whole shape is known.
+        """
+        shapes = (tuple(size for size in each.shape if size != 1) for each in self.arguments)
+        parameters = {part for shape in shapes for part in (shape, shape[1:])}
+        least = max((each.nbytes for each in self.temporaries), default=0) / 10
+        blocks = (
+            each.num_blocks
+            for each in self.temporaries
+            if each.nbytes >= least and each.whole_shape not in parameters
+        )
+        return min((each for each in blocks if each is not None), default=None)
+
 
 def repetitions_of(flops: float | None, num_devices: int, total: float | None) -> float | None:
     """Return how often devices with ``flops`` each do the work ``total``; None if it is unknown."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import gda
 from gda.cli import rehearsal_processes, rehearsal_program
 from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, reports_of
 from gda.compiled.device_clock import Timeline, TimelineEvent
+from gda.compiled.devices.device_kinds import num_devices_of
 from gda.launch.children import Children
 from gda.testing.forking import Forked
 
@@ -75,7 +76,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # a process of a rehearsal changes its own
-    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
+    monkeypatch.setattr(rehearsal_processes, "most_processes", lambda: 1)
     monkeypatch.setattr(rehearsal_processes, "Children", ForkedChildren)
     # JAX's cache does not have this program, so that XLA tells all of it in each process.
     Path("train.py").write_text(TRAIN.replace("x @ w", f"{random.random()} + x @ w"))
@@ -84,15 +85,15 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
     command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4", "--mesh", "data=2,model=2"
-    reports: list[RehearsalReport] = []
+    reports: list[tuple[int, RehearsalReport]] = []
 
-    def once(*args: Any, **options: Any) -> list[RehearsalReport]:
-        reports[:] = reports or reports_of(*args, **options)
-        return reports
+    def once(*args: Any) -> Iterator[tuple[int, RehearsalReport]]:
+        reports[:] = reports or [*reports_of(*args)]
+        yield from reports
 
     monkeypatch.setattr(rehearsal_processes, "reports_of", once)
     out = run.printed(*command)
-    rehearsed = reports[0].rehearsal
+    rehearsed = reports[0][1].rehearsal
     assert rehearsed is not None
     assert out == f"{rehearsed}\n\n{rehearsed.collectives}\n"
     assert re.search(r"all-reduce +data +float32\[.*\] +1 +4.0 KiB +train.py:\d+", out)
@@ -119,8 +120,15 @@ def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
     search = "--topology", "cpu:4", "--mesh", "data,model", "--search"
     code, out, err = run("rehearse", f"{train}:fragile", *search)
     assert code == 0
-    assert re.match("gda: data=1,model=4: the compiler was killed by SIGKILL, perhaps .*\n", err)
-    assert re.search(r"\ngda: data=2,model=2: capacity unknown, \d+ B\n", err)
+    first, killed, second, third = err.splitlines()
+    assert first == "gda: 3 meshes to rehearse, 1 at a time"
+    assert killed.startswith("gda: cpu:4 data=1,model=4: the compiler was killed by SIGKILL, perh")
+    assert re.search(r"; took \d+\.\d s; 2 more, about \d+ s$", killed)
+    done = (
+        r"gda: cpu:4 data=2,model=2: capacity unknown, \d+ B; took \d+\.\d s; 1 more, about \d+ s"
+    )
+    assert re.fullmatch(done, second)
+    assert re.search(r"; took \d+\.\d s$", third)
     heading, _, header, row, _, reasons, killed, *error, last = out.splitlines()
     assert heading == "train.py:fragile on 4 x cpu; bytes are those of one device"
     assert header.split() == ["mesh", "fits", "peak", "over", "model"]
@@ -151,7 +159,7 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
     requests = [
         RehearsalRequest(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)
     ]
-    first, second = reports_of(requests)
+    (_, first), (_, second) = reports_of(requests)
     assert first.reason == "ZeroDivisionError: division by zero"
     assert second.reason == "the compiler was killed by SIGKILL, perhaps for lack of memory"
 
@@ -172,6 +180,22 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         ),
         (["train.py:f", "--mesh", "x=4;x=2", "--trace", "t.json"], "--trace draws one mesh"),
         (["train.py:f", "--mesh", "x=4;y"], "--mesh: an axis with its size was expected"),
+        (
+            ["train.py:f", "--mesh", "x=4", "--topology", "cpu:4", "--topology", "cpu:8"],
+            "--mesh has no mesh of the 8 devices of cpu:8",
+        ),
+        (["train.py:f", "--mesh", "x=4", "--topology", "v5e:auto"], ":auto needs --search"),
+        (
+            ["train.py:f", "--topology", "v5e:16x16", "--mesh", "a,b,c,d,e", "--search"],
+            "there are 495 meshes to rehearse, 1 at a time, and each may take from seconds to "
+            "minutes; for all of them add --max-meshes 495, or name fewer axes",
+        ),
+        (["train.py:f", "--mesh", "x=4", "--price", "v5e=2"], "--price has the kind 'v5e', but"),
+        (
+            ["train.py:f", "--mesh", "x=4", "--price", "cpu="],
+            "'' is not a price above 0; write 2.5",
+        ),
+        (["train.py:f", "--mesh", "x=4", "--cost", "2e9"], "write my_kernel=2e9, say"),
     ],
 )
 def test_mistakes(run: Run, train: str, options: list[str], message: str) -> None:
@@ -237,8 +261,8 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, RehearsalRepo
     """Has these reports, by the size of the axis ``a``."""
 
     def use(reports: dict[int, RehearsalReport]) -> None:
-        def made(given: list[RehearsalRequest]) -> list[RehearsalReport]:
-            return [reports[of.mesh["a"]] for of in given]
+        def made(given: list[RehearsalRequest]) -> Iterator[tuple[int, RehearsalReport]]:
+            yield from ((at, reports[of.mesh["a"]]) for at, of in enumerate(given))
 
         monkeypatch.setattr(rehearsal_processes, "reports_of", made)
 
@@ -283,10 +307,10 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
     meshes = "--topology", "v5e:2x4", "--mesh", "a=8,b=1; a=1,b=8; a=2,b=4"
     out = run.printed("rehearse", f"{train}:rehearsal", *meshes)
     assert out.splitlines()[2:] == [
-        "mesh     fits     peak    over a    about",
-        "a=8,b=1  yes   1.0 MiB  16.0 MiB   6.0 ms",
-        "a=2,b=4  yes   1.0 MiB  16.0 MiB  21.0 ms",
-        "a=1,b=8  yes   1.0 MiB       0 B  40.6 ms",
+        "mesh     fits     peak    about    over a",
+        "a=8,b=1  yes   1.0 MiB   6.0 ms  16.0 MiB",
+        "a=2,b=4  yes   1.0 MiB  21.0 ms  16.0 MiB",
+        "a=1,b=8  yes   1.0 MiB  40.6 ms       0 B",
         "",
         "a=2,b=4: devices repeat work: each product is computed 4 times on average",
         "a=1,b=8: all 8 devices compute the same batch: no product is shared",
@@ -366,6 +390,119 @@ def test_a_time_that_lacks_work_is_a_bound_and_comes_last(
     assert shown == [("5.0 ms", False), ("≥ 2.0 ms", True), ("?", False)]
 
 
+def table_of(out: str) -> list[list[str]]:
+    """Return the cells of the first table, between two or more spaces."""
+    blocks = out.split("\n\n")
+    return [re.split("  +", line) for line in blocks[1].splitlines()]
+
+
+def test_several_topologies_are_sorted_by_the_cost_of_a_million(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_topology = {
+        "v5e:2x2": report(1 << 20, {"a": (1 << 20, 0)}, num_devices=4),
+        "h100:4": report(1 << 20, {}, num_devices=4, device_kind="NVIDIA H100", capacity_bytes=9),
+    }
+    seconds = {"v5e:2x2": 4.0, "h100:4": 1.0}
+    array = gda.Temporary("bfloat16", (32, 8192), 2**20, "", "train.py", 7, (64, 8192))
+
+    def made(given: list[RehearsalRequest]) -> Iterator[tuple[int, RehearsalReport]]:
+        for at, of in enumerate(given):
+            rehearsed = of_topology[of.topology].rehearsal
+            assert rehearsed
+            has_all = of.topology == "v5e:2x2" or of.mesh["a"] == 4
+            step = gda.StepSeconds(
+                estimate=seconds[of.topology] * of.mesh["a"],
+                mfu=0.5 if has_all else None,
+                not_counted=() if has_all else ("the products of the kernel f",),
+            )
+            about = {"seconds": step, "examples": of.examples, "price": of.price}
+            about["temporaries"] = (array,)
+            yield at, RehearsalReport(dataclasses.replace(rehearsed, **about))
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    monkeypatch.setenv("COLUMNS", "200")
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x2", "--topology", "h100:4"
+    meshes = "--mesh", "a=4,b=1; a=2,b=2"
+    out = run.printed(*command, *meshes, "--examples", "1000", "--price", "1", "--price", "h100=9")
+    assert out.splitlines()[:3] == [
+        "train.py:rehearsal; bytes are those of one device",
+        "h100:4: 4 x NVIDIA H100 with 9 B each",
+        "v5e:2x2: 4 x TPU v5 lite with 16.0 GiB each",
+    ]
+    assert [" ".join(row) for row in table_of(out)] == [
+        "topology mesh fits peak about examples/s per million MFU over a activations",
+        "v5e:2x2 a=2,b=2 yes 1.0 MiB 8.0 s 125 8.89 50% 1.0 MiB 2 of 4",
+        "v5e:2x2 a=4,b=1 yes 1.0 MiB 16.0 s 62.5 17.8 50% 1.0 MiB 2 of 4",
+        "h100:4 a=4,b=1 yes 1.0 MiB 4.0 s 250 40 50% 0 B 2 of 4",
+        "h100:4 a=2,b=2 yes 1.0 MiB ≥ 2.0 s ≤ 500 ≥ 20 0 B 2 of 4",
+    ]
+    assert "\nh100:4 a=2,b=2: not counted: the products of the kernel f\n" in out
+    documents = json.loads(run.printed(*command, *meshes, "--json", "--price", "h100=9"))
+    assert [(each["topology"], each["cost"]) for each in documents] == [
+        *(("h100:4", 0.04), ("v5e:2x2", None), ("v5e:2x2", None), ("h100:4", 0.02))
+    ]
+    assert (documents[0]["activation_blocks"], documents[0]["cost_per_million"]) == (2, None)
+    # Without prices the time decides; a narrow terminal gets two tables.
+    monkeypatch.setenv("COLUMNS", "70")
+    out = run.printed(*command, *meshes)
+    assert [row[0] for row in table_of(out)] == [
+        "topology",
+        "h100:4",
+        "v5e:2x2",
+        "v5e:2x2",
+        "h100:4",
+    ]
+    assert out.split("\n\n")[2].splitlines()[0].split() == [
+        "topology",
+        "mesh",
+        "over",
+        "a",
+        "activations",
+    ]
+
+
+def test_the_smallest_topology_that_fits_is_found(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = gda.ArgumentBytes("w", (10 << 30,), "int8", 10 << 30, is_donated=False)
+    asked: list[str] = []
+
+    def made(given: list[RehearsalRequest]) -> Iterator[tuple[int, RehearsalReport]]:
+        asked.append(given[0].topology)
+        for at, of in enumerate(given):
+            about = {"num_devices": num_devices_of(of.topology), "arguments": (w,)}
+            fits = of.topology == "v5e:4x4" and of.mesh["b"] == 1
+            yield at, report(1 << 30, {}, fits=fits, capacity_bytes=2 << 30, **about)
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    search = "--mesh", "a,b", "--search"
+    out = run.printed("rehearse", f"{train}:rehearsal", "--topology", "v5e:auto", *search)
+    assert asked == ["v5e:1x1", "v5e:2x4", "v5e:4x4"]  # 10 GiB need 5 devices with 2 GiB
+    assert out.endswith("v5e:4x4 is the smallest v5e that fits; too small: v5e:1x1 and v5e:2x4\n")
+    assert table_of(out)[1][:2] == ["a=16,b=1", "yes"]
+
+
+def test_ctrl_c_prints_the_table_of_what_is_done(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(given: list[RehearsalRequest]) -> Iterator[tuple[int, RehearsalReport]]:
+        yield 1, report(1 << 20, {})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x2", "--mesh", "a,b"
+    code, out, _ = run(*command, "--search")
+    assert code == 130
+    assert table_of(out) == [["mesh", "fits", "peak"], ["a=2,b=2", "yes", "1.0 MiB"]]
+
+
+def test_costs_of_kernels_reach_the_rehearsal(run: Run, train: str) -> None:
+    mesh = "--topology", "cpu:4", "--mesh", "data=2,model=2"
+    said = run.refusal("rehearse", f"{train}:rehearsal", *mesh, "--cost", "my=kernel=2e9")
+    assert "costs has 'my=kernel', which is no kernel of step" in " ".join(said.split())
+
+
 def test_the_free_memory_of_a_container_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +513,7 @@ def test_the_free_memory_of_a_container_counts(
     (tmp_path / "memory.stat").write_text("anon 4500\nfile 1000\ninactive_file 1000\n")
     for written, processes in [("max\n", 8), ("7500\n", 3), ("5000\n", 1)]:
         (tmp_path / "memory.max").write_text(written)
-        assert rehearsal_processes._most_processes() == processes
+        assert rehearsal_processes.most_processes() == processes
 
 
 def test_interrupted(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from gda.layout.text import counted, did_you_mean, nearest
 
 _MIB, _GIB, _TERA, _GIGA = 2**20, 2**30, 10**12, 10**9
 _MOST_DEVICES = 100_000
+_MOST_TRIED = 1024
 
 
 @dataclass(frozen=True)
@@ -363,6 +364,28 @@ def num_devices_of(topology: str) -> int:
     if count > _MOST_DEVICES:
         raise ValueError(f"{topology} would have {counted(count, 'device')}")
     return count
+
+
+def topologies_of(name: str) -> Iterator[str]:
+    """Yield the topologies of a kind, the smallest first: those that one can rent.
+
+    A slice of TPUs doubles in one dimension; GPUs are in hosts of 8, or 64 where a rack is one.
+    """
+    kind = kind_named(name)
+    if kind.gpu is not None:
+        per_host = 64 if kind.name.startswith("gb") else 8
+        for count in (2**n for n in range(_MOST_TRIED.bit_length())):
+            hosts = count // per_host
+            yield f"{kind.name}:{f'{hosts}x{per_host}' if hosts > 1 else count}"
+        return
+    sizes = [1, 1] if kind.dimensions == 2 else [2, 2, 1]
+    most = 256 if kind.dimensions == 2 else _MOST_TRIED
+    while math.prod(sizes) <= most:
+        yield f"{kind.name}:{'x'.join(map(str, sizes))}"
+        at = max(range(len(sizes)), key=lambda n: (-sizes[n], n))
+        sizes[at] *= 2
+        if math.prod(sizes) == 2:  # a host has no 1x2
+            sizes = [2, 2]
 
 
 def mesh_sizes_of(names: Sequence[str], num_devices: int) -> list[dict[str, int]]:

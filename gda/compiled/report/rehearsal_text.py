@@ -93,7 +93,7 @@ def distance_of(rehearsal: RehearsalFacts) -> str:
         return ""
     whole = {
         f"{printable(format_source(each))} {typed_shape('', each.whole_shape or ())}: "
-        f"{_sharded_over(each, num_devices)}": None
+        f"{sharded_over(each.num_blocks, num_devices)}": None
         for each in rehearsal.temporaries
         if each.num_blocks is not None and each.num_blocks < num_devices
     }
@@ -104,8 +104,8 @@ def distance_of(rehearsal: RehearsalFacts) -> str:
     )
 
 
-def _sharded_over(temporary: Temporary, num_devices: int) -> str:
-    blocks = temporary.num_blocks
+def sharded_over(blocks: int | None, num_devices: int) -> str:
+    """Return the devices over which an array of so many blocks is sharded, in words."""
     return "" if blocks is None else f"{'none' if blocks == 1 else blocks} of {num_devices}"
 
 
@@ -206,7 +206,7 @@ def _temporary_cells(temporary: Temporary, num_devices: int) -> list[str]:
         typed_shape(temporary.dtype, temporary.shape),
         "" if whole is None else typed_shape("", whole),
         format_source(temporary),
-        _sharded_over(temporary, num_devices),
+        sharded_over(temporary.num_blocks, num_devices),
         format_bytes(temporary.nbytes),
     ]
 
