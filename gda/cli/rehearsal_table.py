@@ -116,10 +116,10 @@ def _tables(results: Sequence[RehearsalResult], are_several: bool) -> list[list[
     rehearsals = [each.rehearsal for each in results if each.rehearsal]
     if not rehearsals:
         return []
-    to_decide, communication = _columns(rehearsals), _communication_columns(rehearsals)
-    one = _table(results, [*to_decide, *communication], are_several, None)
+    to_decide, reasons = _columns(rehearsals), _columns_of_reasons(rehearsals)
+    one = _table(results, [*to_decide, *reasons], are_several, None)
     is_wide = max(map(len, one)) > terminal_width()
-    groups = [to_decide, communication] if is_wide else [[*to_decide, *communication]]
+    groups = [to_decide, reasons] if is_wide else [[*to_decide, *reasons]]
     return [
         _heading(results, are_several),
         *(_table(results, each, are_several, terminal_width()) for each in groups if each),
@@ -164,15 +164,13 @@ def _columns(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
     """Return the columns to decide from."""
     from gda.compiled.hlo import format_size
 
-    def share(of: float | None) -> str:
-        return "" if of is None else f"{of:.0%}"
-
     def cost(rehearsal: Rehearsal, figure: float | None) -> str:
         return "" if figure is None else f"{'≥ ' * rehearsal.seconds.is_bound}{figure:,.3g}"
 
     def rate(rehearsal: Rehearsal) -> str:
         found = rehearsal.examples_per_second
-        return "" if found is None else f"{'≤ ' * rehearsal.seconds.is_bound}{found:,.4g}"
+        digits = ",.0f" if found and found >= 1000 else ".4g"
+        return "" if found is None else f"{'≤ ' * rehearsal.seconds.is_bound}{found:{digits}}"
 
     def fits(rehearsal: Rehearsal) -> str:
         return {True: "yes", False: "no", None: "?"}[rehearsal.fits]
@@ -191,20 +189,17 @@ def _columns(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
             is_paid and have_examples,
         ),
         _Column("a call costs", lambda each: cost(each, each.cost), is_paid and not have_examples),
-        _Column("MFU", lambda each: share(each.seconds.mfu), any(each.mfu for each in times)),
-        _Column(
-            "HFU",
-            lambda each: share(each.seconds.hfu),
-            any(each.hfu and share(each.hfu) != share(each.mfu) for each in times),
-        ),
     ]
     return [each for each in columns if each.is_shown]
 
 
-def _communication_columns(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
-    """Return the columns with the bytes over each axis, and how far activations are sharded."""
+def _columns_of_reasons(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
+    """Return the columns with what speaks for the time: shares, bytes over axes, activations."""
     from gda.compiled.hlo import format_axes, format_size
     from gda.compiled.report.rehearsal_text import sharded_over
+
+    def share(of: float | None) -> str:
+        return "" if of is None else f"{of:.0%}"
 
     def over(axes: Any) -> Callable[[Rehearsal], str]:
         return lambda of: format_size({each.axes: each.nbytes for each in of.traffic}.get(axes, 0))
@@ -212,7 +207,14 @@ def _communication_columns(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
     axes = {each.axes for rehearsal in rehearsals for each in rehearsal.traffic}
     ordered = sorted(axes, key=lambda key: (key is None, len(key or ()), key or ()))
     has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for rehearsal in rehearsals)
+    times = [each.seconds for each in rehearsals]
     columns = [
+        _Column("MFU", lambda each: share(each.seconds.mfu), any(each.mfu for each in times)),
+        _Column(
+            "HFU",
+            lambda each: share(each.seconds.hfu),
+            any(each.hfu and share(each.hfu) != share(each.mfu) for each in times),
+        ),
         *(_Column(f"over {format_axes(each)}", over(each)) for each in ordered),
         _Column(
             "over slow links", lambda each: format_size(_bytes_sent(each, "nbytes_slow")), has_slow

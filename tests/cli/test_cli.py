@@ -129,7 +129,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
         (["verify", "a", "--timeou", "3"], "arguments: --timeou 3; did you mean --timeout?"),
         (
             ["rehearse", "a.py:f", "--topology", "cpu:2", "--mesh", "x=2", "--price", "-1"],
-            "argument --price: '-1' is not a price above 0; write 2.5, say",
+            "argument --price: '-1' is not a price above 0; write 2.5 or v5p=4.2, say",
         ),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0; writ"),
     ],

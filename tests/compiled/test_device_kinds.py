@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gda.compiled.devices.device_kinds import KINDS, kind_named, kind_of_device, speeds_of_device
+from gda.compiled.devices.device_kinds import (
+    KINDS,
+    kind_named,
+    kind_of_device,
+    num_devices_of,
+    speeds_of_device,
+    topologies_of,
+)
 
 
 def test_a_kind_is_found_by_name_and_by_the_word_of_jax() -> None:
@@ -101,6 +108,21 @@ def test_the_fit_of_the_next_smaller_group_is_taken() -> None:
     assert sizes == [2, 2, 4, 4, 8, 8]
     permute = speeds.measured.fit("collective-permute", 8)
     assert permute == speeds.measured.fit("all-gather", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "topologies"),
+    [
+        ("v5e", "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"),
+        ("v5p", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16"),
+        ("h100", "1 2 4 8 2x8 4x8 8x8 16x8 32x8 64x8 128x8"),
+        ("gb200", "1 2 4 8 16 32 64 2x64 4x64 8x64 16x64"),
+    ],
+)
+def test_topologies_of_a_kind_come_by_size(name: str, topologies: str) -> None:
+    assert [*topologies_of(name)] == [f"{name}:{each}" for each in topologies.split()]
+    counts = [*map(num_devices_of, topologies_of(name))]
+    assert counts == sorted({*counts})
 
 
 def test_the_page_has_the_figures_of_each_kind() -> None:

@@ -1,5 +1,6 @@
 """The whole shapes of temporaries, against the types of arrays over explicit axes."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,21 @@ def test_a_missing_constraint_is_shown(auto_mesh: Mesh) -> None:
         assert rehearsal.to_dict()["temporaries"][0]["whole_shape"] == (64, 16, 2048)
         lines = [line for line in repr(rehearsal).splitlines() if "[64,16,2048]" in line]
         assert f" {over} of 8 " in lines[0]
+
+
+def test_the_least_sharded_of_large_activations_counts() -> None:
+    def array(nbytes: int, *whole: int, num_blocks: int = 1) -> gda.Temporary:
+        block = (whole[0] // num_blocks, *whole[1:])
+        return gda.Temporary("float32", block, nbytes, "", None, None, whole)
+
+    w = gda.ArgumentBytes("w", (1, 12, 64, 32), "float32", 98_304, is_donated=False)
+    gathered, small = array(1000, 64, 32), array(99, 8, 9)
+    rehearsal = gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32))
+    for temporaries, blocks in (
+        ([gathered, small, array(500, 16, 8, num_blocks=4), array(400, 16, 8, num_blocks=8)], 4),
+        ([gathered, array(100, 8, 9)], 1),
+        ([gathered, small, gda.Temporary("float32", (64,), 900, "", None, None)], None),
+        ([], None),
+    ):
+        about = {"temporaries": tuple(temporaries), "arguments": (w,)}
+        assert dataclasses.replace(rehearsal, **about).activation_blocks == blocks
