@@ -40,7 +40,6 @@ from gda.multihost.agreement import (
 )
 from gda.multihost.descriptions import Description
 from gda.multihost.meeting import DisagreementError, LateProcessError
-from gda.multihost.places import here
 from gda.multihost.shared_folders import LATE_SECONDS, check_all_see, is_known, sees
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
@@ -387,7 +386,7 @@ class Save:
         try:
             begun, decision = all_do(
                 work,
-                what=here(self._name),
+                what=self._name,
                 timeout=timeout,
                 agreed=agreed,
                 share=share,

@@ -34,7 +34,7 @@ from gda.multihost.agreement import (
     communicates,
 )
 from gda.multihost.descriptions import Description
-from gda.multihost.places import here, machine
+from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.trees.leaves import Tree
@@ -150,8 +150,7 @@ class _Pull:
         with contextlib.ExitStack() as self.held:
             text = self._done_by_all(self._catalog_text)
             seconds = self.meeting.left() or _LEAST
-            what = here(_NAME)
-            all_do(lambda: self._match(text), what=what, timeout=seconds, agreed=self._in_words)
+            all_do(lambda: self._match(text), what=_NAME, timeout=seconds, agreed=self._in_words)
             self._done_by_all(self._receive)
         return self.wanted.tree()
 
@@ -160,7 +159,7 @@ class _Pull:
         done = all_do(
             work,
             decide=lambda parts: parts[0],
-            what=here(_NAME),
+            what=f"{_NAME} from {self.offer.address}",
             timeout=self.meeting.left() or _LEAST,
             shared=(*ERRORS.values(), TypeError),
         )

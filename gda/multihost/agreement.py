@@ -167,7 +167,7 @@ def check_processes_agree(
         text = "" if program is None else program.as_text() or ""
         return describe(tree) | ({("program", "text"): text} if text else {})
 
-    all_do(lambda: None, what=here(f"check {name!r}"), timeout=seconds, agreed=described)
+    all_do(lambda: None, what=f"check {name!r}", timeout=seconds, agreed=described)
 
 
 @set_module("gda")
@@ -236,7 +236,7 @@ def together(
     prepared = prepare()
     if request:
         fields = request(prepared)
-        step(lambda: None, what=here(name), agreed=lambda _: fields)
+        step(lambda: None, what=name, agreed=lambda _: fields)
     if not compares:
         return work(prepared)
 
@@ -244,8 +244,7 @@ def together(
         with _switched(_ConstructorChecks(False, timeout)):
             return work(prepared)
 
-    what = here(END_OF + name)
-    return step(unchecked, what=what, agreed=describe, share=lambda _: None).mine
+    return step(unchecked, what=END_OF + name, agreed=describe, share=lambda _: None).mine
 
 
 def tells_alone(name: str, reason: str) -> None:
@@ -280,7 +279,7 @@ def check_same_call(
     fields = call_fields(tree, arguments)  # not in the step, so that an error is told at once
     all_do(
         lambda: None,
-        what=here(name),
+        what=name,
         timeout=timeout_of_calls() if timeout is None else timeout,
         agreed=lambda _: fields,
         processes=processes,

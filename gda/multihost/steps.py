@@ -17,7 +17,7 @@ import jax
 from gda.layout.text import MOST_CHARACTERS, MOST_NAMED, format_processes, join_some
 from gda.multihost.descriptions import Description, first_differences
 from gda.multihost.meeting import DisagreementError, has_ended, meet, with_calls
-from gda.multihost.places import one_line
+from gda.multihost.places import here, one_line
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def all_do(
 
     Args:
       agreed: describes what must be equal in all, or all raise a ``DisagreementError``. Calls of
-        other steps with ``agreed`` differ too; ``what`` then has a place of ``here``.
+        other steps with ``agreed`` differ too; ``what`` then is the name of a call, without place.
       share: turns the result of ``work`` into a value of JSON for the process that decides.
       decide: called in one process with these values by process, if all agree; returns a value of
         JSON for all.
@@ -63,6 +63,7 @@ def all_do(
         mine = work()
         part = json.loads(json.dumps(share(mine)))  # as if it had been sent
         return Done(mine, json.loads(json.dumps(decide({me: part}))))
+    call, what = what, what if agreed is None else here(what)
     errors: list[BaseException] = []
 
     def count(payloads: dict[int, bytes]) -> bytes:
@@ -90,7 +91,7 @@ def all_do(
     begun = time.monotonic()
     try:
         mine = work()
-        fields = {} if agreed is None else {("", "call"): what.rpartition(" (")[0]} | agreed(mine)
+        fields = {} if agreed is None else {("", "call"): call} | agreed(mine)
         text = json.dumps([[*key, value] for key, value in fields.items()]).encode()
         entry = {"done": share(mine), "digest": sha256(text).hexdigest(), "place": what}
         payload = json.dumps(entry).encode()

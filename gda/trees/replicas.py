@@ -203,7 +203,7 @@ def check_replicas_agree(tree: Tree) -> None:
     request = jax.tree.unflatten(structure, described)
     mine = all_do(
         sums_here,
-        what=here(_NAME),
+        what=_NAME,
         timeout=timeout_of_calls(),
         agreed=lambda _: describe(request),
         share=lambda _: None,

@@ -37,7 +37,6 @@ from gda.layout.text import format_processes
 from gda.multihost.agreement import call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
-from gda.multihost.places import here
 from gda.multihost.shared_folders import LATE_SECONDS, check_all_see, sees
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count, check_seconds
@@ -535,7 +534,7 @@ class Run:
         agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
         found = all_do(
             lambda: None,
-            what=here("gda.checkpoint.Run"),
+            what="gda.checkpoint.Run",
             timeout=self._timeout,
             agreed=lambda _: call_fields((), agreed),
             decide=lambda _: self._keeper.own(only, resumes),
