@@ -1,8 +1,8 @@
 """Run a program in several processes until all are done, one fails, or the launcher is told to end.
 
-The first event ends the run: the report of a failure (``gda/launch/child.py``), the death of a
-process, a signal, the time limit, or processes that do not exit after the program succeeded in all.
-A later failure counts as a consequence.
+The first event ends all processes: the report of a failure (``gda/launch/child.py``), the death of
+one, a signal, the time limit, or processes that do not exit after the program succeeded in all. A
+later failure counts as a consequence. After a failure, the program may be started again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
-from gda.launch.children import Children
-from gda.launch.output import Lines, PrefixedOutput, write
+from gda.launch.children import Children, Port
+from gda.launch.output import Lines, Log, PrefixedOutput, write
 from gda.layout.text import format_processes, signal_name
 
 # The time between asking processes to end, because one has failed, and killing them.
@@ -36,6 +36,12 @@ _STACKS_SECONDS = 0.5
 
 # The longest time from the broken connections of a process to its visible death.
 _DEATH_SECONDS = 0.3
+
+# The pause before the program starts again; it doubles each time, up to the longest.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1, 60
+
+# Exit codes after which the program does not start again: success, and "try again" after a signal.
+_FINISHED = (0, 75)
 
 # Errors of a collective on CPU that a process does not join in time. The second comes from the
 # first collective of some devices, which makes the connections.
@@ -54,22 +60,59 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 def run(
     command: Sequence[str],
-    environments: Sequence[Mapping[str, str]],
+    environments: Callable[[int], Sequence[Mapping[str, str]]],
     *,
+    restarts: int = 0,
     timeout: float | None = None,
     grace: float = 30.0,
+    logs: str | None = None,
 ) -> int:
-    """Run a program in one process for each environment, and return the exit code of the whole.
+    """Run a program in several processes, and return the exit code of the whole.
 
-    The command is ``"script"`` or ``"module"``, its path or name, and its own arguments. Every line
-    of a process is written with its number in front, and last, on stderr, the reason for the end of
-    the run. A signal that ends the run is passed on to the processes, which may take ``grace``
+    Every line of a process is written with its number in front, and last, on stderr, the reason for
+    the end. A signal that ends the run is passed on to the processes, which may take ``grace``
     seconds to end. Call it in the main thread, because it handles signals.
+
+    Args:
+      command: ``"script"`` or ``"module"``, its path or name, and its own arguments.
+      environments: returns the environment of each process, for a free port of this machine.
+      restarts: the most times to start the program again after a failure.
+      timeout: the seconds that each start may take.
+      logs: a folder for a file of each process and start.
     """
+    with _Signals() as signals:
+        start = 0
+        while True:
+            start += 1
+            log = None if logs is None else os.path.join(logs, f"start{start}")
+            about = f"start {start} of {restarts + 1}: " if restarts else ""
+            with closing(Port()) as port:
+                ending = _run_once(
+                    command, environments(port.number), signals, timeout, grace, about, log
+                )
+            if ending.code in _FINISHED or start > restarts or signals.have_stopped():
+                return ending.code
+            pause = min(_PAUSE_SECONDS * 2 ** (start - 1), _LONGEST_PAUSE_SECONDS)
+            _say(f"gda.launch: start {start + 1} of {restarts + 1} is in {pause:g} s\n".encode())
+            if signals.have_stopped(within=pause):
+                _say(b"gda.launch: stopped by a signal; the program does not start again\n")
+                return ending.code
+
+
+def _run_once(
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    signals: _Signals,
+    timeout: float | None,
+    grace: float,
+    about: str,
+    log: str | None,
+) -> _EndOfRun:
+    """Start the program once, and return its end; ``about`` begins the reason that is written."""
     width = len(str(len(environments) - 1))
-    with _Signals() as signals, Children() as children:
+    with Children() as children:
         processes = [
-            _Process(children, command, index, f"[{index:{width}}] ", variables)
+            _Process(children, command, index, f"[{index:{width}}] ", variables, log)
             for index, variables in enumerate(environments)
         ]
         output = PrefixedOutput([lines for each in processes for lines in each.output])
@@ -84,10 +127,15 @@ def run(
             _ask_to_end(processes, signals, ending, _GRACE_SECONDS)
     output.finish()
     with suppress(OSError):  # such as a closed stderr; the exit code still tells
-        _tell(processes, ending, "; ".join(reasons))
+        _tell(processes, ending, about + "; ".join(reasons) if ending.reason else "")
     for process in processes:
-        os.close(process.report)
-    return ending.code
+        process.close()
+    return ending
+
+
+def _say(line: bytes) -> None:
+    with suppress(OSError):
+        write(_STDERR, line)
 
 
 @dataclass(frozen=True)
@@ -116,8 +164,10 @@ class _Process:
         index: int,
         prefix: str,
         variables: Mapping[str, str],
+        log: str | None,
     ) -> None:
         self.index = index
+        self._log = None if log is None else Log(f"{log}.process{index}.log")
         self.report, report = os.pipe()
         self.popen = children.start(
             [sys.executable, "-m", "gda.launch.child", str(report), *command],
@@ -130,8 +180,8 @@ class _Process:
         os.close(report)
         os.set_blocking(self.report, False)
         self._received = b""
-        self.stderr = Lines(self.popen.stderr, prefix, _STDERR)
-        self.output = (Lines(self.popen.stdout, prefix, _STDOUT), self.stderr)
+        self.stderr = Lines(self.popen.stderr, prefix, _STDERR, self._log)
+        self.output = (Lines(self.popen.stdout, prefix, _STDOUT, self._log), self.stderr)
 
     def read_report(self) -> bool:
         """Read the available part of the report; return True if more may come."""
@@ -157,6 +207,11 @@ class _Process:
 
     def is_alive(self) -> bool:
         return self.popen.poll() is None
+
+    def close(self) -> None:
+        os.close(self.report)
+        if self._log is not None:
+            self._log.close()
 
     def _report(self) -> tuple[int, bytes] | None:
         """Return exit code and traceback, when the report is complete."""
@@ -193,6 +248,7 @@ class _Signals:
             if number not in ignored
         }
         self._wakeup = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        self._have_stopped = False
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,7 +263,16 @@ class _Signals:
         came = b""
         with suppress(BlockingIOError):
             came = os.read(self.pipe, 1 << 16)
-        return next((number for number in came if number in _STOPS), None)
+        number = next((number for number in came if number in _STOPS), None)
+        self._have_stopped |= number is not None
+        return number
+
+    def have_stopped(self, within: float = 0) -> bool:
+        """Wait for a signal that ends the run; return True if one has ever come."""
+        limit = time.monotonic() + within
+        while not (self.stop() or self._have_stopped) and (left := limit - time.monotonic()) > 0:
+            select.select([self.pipe], [], [], left)
+        return self._have_stopped
 
 
 def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | None) -> _EndOfRun:
@@ -327,9 +392,10 @@ def _tell(processes: Sequence[_Process], ending: _EndOfRun, reason: str) -> None
     last = b""
     for process in processes:
         _, traceback = process.failure() or (0, b"")
+        told = process.stderr.take(traceback) + process.stderr.end()
         if process.index == ending.process:
             last = traceback or process.stderr.last()
         else:
-            write(_STDERR, process.stderr.take(traceback) + process.stderr.end())
+            write(_STDERR, told)
     if reason:
         write(_STDERR, f"gda.launch: {reason}\n".encode() + last)

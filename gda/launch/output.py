@@ -45,6 +45,29 @@ _GLOO_WITHIN = re.compile(
 _END = re.compile(rb"(\r?\n|\r)")
 
 
+class Log:
+    """A file at whose end all output of one process is written, as it comes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def write(self, data: bytes) -> bytes:
+        """Write data; return a line that tells that the file can no longer be written, once."""
+        try:
+            if self._file is not None:
+                write(self._file, data)
+        except OSError as error:
+            self.close()
+            return f"gda.launch: no more is written to {self._path}: {error}\n".encode()
+        return b""
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+
 class Lines:
     """The lines of one pipe, each written to the file descriptor ``target`` with a prefix.
 
@@ -52,9 +75,10 @@ class Lines:
     counts the stacks of threads so far. The messages of gloo about its connections are omitted.
     """
 
-    def __init__(self, pipe: IO[bytes], prefix: str, target: int) -> None:
+    def __init__(self, pipe: IO[bytes], prefix: str, target: int, log: Log | None = None) -> None:
         self.pipe = pipe
         self.target = target
+        self._log = log
         self.stacks = 0
         self._prefix = prefix.encode()
         self._partial = b""
@@ -62,13 +86,14 @@ class Lines:
 
     def take(self, data: bytes) -> bytes:
         """Take bytes, and return the lines that they complete, prefixed."""
+        told = self._log.write(data) if self._log is not None else b""
         data = _GLOO_WITHIN.sub(b"", self._partial + data)
         *parts, self._partial = _END.split(data)
         lines = [line + end for line, end in zip(parts[::2], parts[1::2], strict=True)]
         if len(self._partial) > _MAX_LINE:
             lines.append(self._partial + b"\n")
             self._partial = b""
-        return self._prefixed(lines)
+        return told + self._prefixed(lines)
 
     def end(self) -> bytes:
         """Return an incomplete last line, prefixed, as a line."""

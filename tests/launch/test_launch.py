@@ -33,7 +33,7 @@ from running import (
 import gda.launch
 from gda.launch.__main__ import main
 from gda.launch.children import Children, Port, environment, has_collective_timeout
-from gda.launch.output import Lines
+from gda.launch.output import Lines, Log
 from gda.testing.forking import Forked
 
 LIMIT_SECONDS = 200
@@ -598,6 +598,110 @@ def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_pat
         process.kill()
         process.communicate(timeout=LIMIT_SECONDS)
     wait_until_gone(pids)
+
+
+# Another start after a failure.
+
+COUNTED = """
+    from pathlib import Path
+    starts = Path(__file__).with_name("starts")
+    if RANK == 1:
+        with starts.open("a") as file:
+            file.write("x")
+        print("output of", RANK, flush=True)
+    else:
+        time.sleep(60)
+"""
+
+
+def starts_of(path: str) -> int:
+    """The number of starts of a program that counts them."""
+    return len(Path(path).with_name("starts").read_text())
+
+
+def test_a_program_starts_again_until_it_succeeds(program: Program, tmp_path: Path) -> None:
+    path = program(
+        """
+        from pathlib import Path
+        failures = Path(__file__).with_name("failures")
+        print("output of", RANK, flush=True)
+        if not failures.exists() or len(failures.read_text()) < 2:
+            if RANK == 0:
+                time.sleep(60)
+            with failures.open("a") as file:
+                file.write("x")
+            sys.exit("broken")
+        """
+    )
+    logs = tmp_path / "new" / "logs"
+    done = launch("-n", 2, "--restarts", 3, "--logs", logs, path)
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("gda.launch: ")]
+    failed = "process 1 failed with exit code 1"
+    assert said == [
+        f"gda.launch: start 1 of 4: {failed}",
+        "gda.launch: start 2 of 4 is in 1 s",
+        f"gda.launch: start 2 of 4: {failed}",
+        "gda.launch: start 3 of 4 is in 2 s",
+    ]
+    written = {file.name: file.read_text() for file in sorted(logs.iterdir())}
+    assert written == {
+        "start1.process0.log": "output of 0\n",
+        "start1.process1.log": "output of 1\nbroken\n",
+        "start2.process0.log": "output of 0\n",
+        "start2.process1.log": "output of 1\nbroken\n",
+        "start3.process0.log": "output of 0\n",
+        "start3.process1.log": "output of 1\n",
+    }
+
+
+@pytest.mark.parametrize(("code", "starts"), [(3, 2), (75, 1)])
+def test_last_start_gives_the_exit_code(program: Program, code: int, starts: int) -> None:
+    path = program(f"{COUNTED}    sys.exit({code})\n")
+    done = launch("-n", 2, "--restarts", 1, path)
+    assert done.returncode == code
+    assert starts_of(path) == starts
+
+
+def test_no_start_after_a_signal_in_the_pause(program: Program) -> None:
+    path = program(f"{COUNTED}    sys.exit(3)\n")
+    with start([*LAUNCHER, "-n", "2", "--restarts", "5", path]) as launcher:
+        assert launcher.stderr is not None
+        while " is in 1 s" not in (line := launcher.stderr.readline()):
+            assert line, "ended"
+        launcher.send_signal(signal.SIGTERM)
+        assert "stopped by a signal; the program does not start again" in launcher.stderr.read()
+    assert launcher.returncode == 3
+    assert starts_of(path) == 1
+
+
+def test_no_start_after_a_signal_while_processes_end(program: Program) -> None:
+    path = program(
+        f"""
+    import signal
+    from pathlib import Path
+    ready = Path(__file__).with_name("ready")
+    if RANK == 0:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM))
+        ready.touch()
+    while not ready.exists():
+        time.sleep(0.02)
+    {COUNTED}    sys.exit(3)
+        """
+    )
+    done = launch("-n", 2, "--restarts", 5, path)
+    assert done.returncode == 3
+    assert starts_of(path) == 1
+
+
+def test_a_log_that_is_full_is_named_once(tmp_path: Path) -> None:
+    read, written = os.pipe()
+    os.close(written)
+    with open(read, "rb") as pipe, closing(Log("/dev/full")) as log:
+        lines = Lines(pipe, "[0] ", 1, log)
+        told = b"gda.launch: no more is written to /dev/full: [Errno 28] No space left on device\n"
+        assert lines.take(b"first\n") == told + b"[0] first\n"
+        assert lines.take(b"second\n") == b"[0] second\n"
 
 
 def test_time_limit_shows_stacks(program: Program) -> None:
