@@ -53,14 +53,13 @@ class Needed(NamedTuple):
     most: int
 
 
-def whole_array(shape: Shape) -> Needed:
+def _whole_array(shape: Shape) -> Needed:
     """Return the one block of an array that every process needs whole."""
     whole = Tiling(shape, (1,) * len(shape))
     return Needed(whole, ((0,) * len(shape),), (jax.process_index(),), jax.process_count())
 
 
-@lru_cache(maxsize=256)
-def needed_blocks(plan: LocalBlocks) -> Needed:
+def _needed_blocks(plan: LocalBlocks) -> Needed:
     """Return the blocks that the devices of this process need."""
     grid, mesh = plan.grid, plan.sharding.mesh
     holders = holders_of(grid, processes_of(mesh))
@@ -68,6 +67,15 @@ def needed_blocks(plan: LocalBlocks) -> Needed:
     tiling = tiling_of(grid)
     turns = [holders[tiling.block_at(start)].index(jax.process_index()) for start in starts]
     return Needed(tiling, starts, tuple(turns), max(map(len, holders), default=1))
+
+
+@lru_cache(maxsize=256)  # a sampler pulls the same layouts again and again
+def own_pieces(
+    source: ShardGrid, plan: LocalBlocks | None, near: frozenset[int]
+) -> list[PulledPiece]:
+    """Return the pieces that this process pulls: of its blocks, or of all without a plan."""
+    needed = _whole_array(source.global_shape) if plan is None else _needed_blocks(plan)
+    return pulled_pieces(source, needed, near)
 
 
 def pulled_pieces(source: ShardGrid, needed: Needed, near: frozenset[int]) -> list[PulledPiece]:

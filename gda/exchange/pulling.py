@@ -23,7 +23,7 @@ from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.exchange.asking import OfferToPull, PiecesToPull
 from gda.exchange.catalog import catalog_of
 from gda.exchange.connection import Address, Deadline, check_token
-from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
+from gda.exchange.pieces import own_pieces
 from gda.exchange.serving import ERRORS, MOST_SECONDS
 from gda.layout.boundary import set_module
 from gda.layout.cover import groups_within
@@ -203,8 +203,8 @@ class _Pull:
         # JAX releases adopted memory, such as that of the last pull, when Python collects garbage.
         gc.collect(0)
         catalog, offer = self.catalog, self.offer
-        near = [n for n, each in enumerate(catalog.servers) if each.machine == machine() != ""]
-        pieces_of: dict[Any, list[PulledPiece]] = {}
+        machines = [each.machine for each in catalog.servers]
+        near = frozenset([n for n, each in enumerate(machines) if each == machine() != ""])
         arrivals = [*zip(self.numbers, self.wanted.arrivals, strict=True)]
         sizes = [arrival.passing_nbytes for _, arrival in arrivals]
         for group in groups_within(arrivals, sizes, self.options.max_bytes):
@@ -215,17 +215,12 @@ class _Pull:
                 offer.deadline.check(offer.peer(0))
                 with noting_path(record.path):
                     arrival.allocate(buffers)
-                key = record.array, record.shape, arrival.plan
-                alike[key, record.dtype].append((number, arrival))
+                key = record.array, record.shape, arrival.plan, record.dtype
+                alike[key].append((number, arrival))
             questions: defaultdict[int, list[PiecesToPull]] = defaultdict(list)
-            for (key, dtype), some in alike.items():
-                _, shape, plan = key
-                if key not in pieces_of:
-                    needed = whole_array(shape) if plan is None else needed_blocks(plan)
-                    grid = catalog.grid_of(some[0][1].record)
-                    pieces_of[key] = pulled_pieces(grid, needed, frozenset(near))
+            for (*_, plan, dtype), some in alike.items():
                 numbers, arrived = zip(*some, strict=True)
-                for piece in pieces_of[key]:
+                for piece in own_pieces(catalog.grid_of(arrived[0].record), plan, near):
                     each = PiecesToPull(piece, dtype.name, numbers, arrived)
                     questions[piece.server].append(each)
             offer.pull(catalog, questions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -108,23 +108,6 @@ def _first_of(within: Index, shape: Shape) -> int | None:
     return first if last - first + 1 == size else None
 
 
-def _direct(array: StoredArray, uses: list[Use]) -> np.ndarray[Any, Any] | None:
-    """Return the memory to read a chunk into, if the chunk is a contiguous part of one block."""
-    if len(uses) != 1 or uses[0].piece is not None or len(uses[0].move.parts) != 1:
-        return None
-    (part,) = uses[0].move.parts
-    if part.shape != array.chunk_shape:
-        return None
-    memory = uses[0].memory(part)
-    return memory if memory.flags.c_contiguous else None
-
-
-def _becomes_blocks(array: StoredArray, uses: list[Use]) -> bool:
-    """Return True if blocks stay in the memory of a chunk, because they need most of it."""
-    needed = sum([len(use.firsts) * math.prod(use.arrival.block_shape) for use in uses])
-    return needed * array.dtype.itemsize >= _LEAST_OF_A_CHUNK * array.nbytes_per_chunk
-
-
 @dataclass
 class ArrivedChunks:
     """Adds the bytes of chunks to a progress: of those that this process needs, each once."""
@@ -142,56 +125,81 @@ class ArrivedChunks:
 def read_chunks(
     files: Files, uses: dict[Chunk, list[Use]], options: Options, arrived: ArrivedChunks
 ) -> None:
-    chunks = sorted(uses)
-    sizes = [files.manifest.arrays[array].nbytes_per_chunk for array, _ in chunks]
+    reads = [_ChunkRead(files, chunk, of_chunk) for chunk, of_chunk in sorted(uses.items())]
+    sizes = [read.array.nbytes_per_chunk for read in reads]
     # A thread waits for Python between two tasks, so a task reads several chunks. Requests to an
     # object store take long, so as many as possible are sent at a time.
     most = min(_MOST_BYTES_IN_A_TASK, sum(sizes) // (8 * (options.max_workers or 1)))
-    each = (
-        tasks.Task(
-            max([_buffered_bytes(files, chunk, uses[chunk]) for chunk in group]),
-            partial(_read_in_order, files, {chunk: uses[chunk] for chunk in group}),
-            lambda _, group=group: arrived(*group),
-        )
-        for group in groups_within(chunks, sizes, 0 if files.store.is_remote else most)
-    )
-    tasks.run(each, options)
+    groups = groups_within(reads, sizes, 0 if files.store.is_remote else most)
+    tasks.run((_task(group, arrived) for group in groups), options)
 
 
-def _buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
-    array = files.manifest.arrays[where[0]]
-    is_kept = _direct(array, uses) is not None or _becomes_blocks(array, uses)
-    return files.loading_bytes(where) + (0 if is_kept else array.nbytes_per_chunk)
+def _task(reads: Sequence[_ChunkRead], arrived: ArrivedChunks) -> tasks.Task:
+    def work() -> None:
+        for read in reads:
+            read.fill_blocks()
+
+    nbytes = max([read.buffered_bytes for read in reads])
+    return tasks.Task(nbytes, work, lambda _: arrived(*[read.where for read in reads]))
 
 
-def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
-    for chunk, of_chunk in uses.items():
-        _read_chunk(files, chunk, of_chunk)
+@dataclass(eq=False)
+class _ChunkRead:
+    """The read of a chunk into the blocks that need parts of it."""
 
+    files: Files
+    where: Chunk
+    uses: list[Use]
 
-def _read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
-    array = files.manifest.arrays[where[0]]
-    destination = _direct(array, uses)
-    if destination is not None:
-        files.load(where, destination.reshape(-1).view(np.uint8))
-        return
-    data = files.loaded(where)
-    # JAX would copy an unaligned block once for each device.
-    step = ALIGNMENT // array.dtype.itemsize if _becomes_blocks(array, uses) else 0
-    buffers = Buffers(sum([len(use.move.parts) for use in uses]))
-    for use in uses:
-        blocks, shape = use.arrival.blocks, use.arrival.block_shape
-        begin = 0 if use.piece is None else use.piece.offset % len(data)
-        whole = data if use.piece is None else use.piece.of_chunk(data)
-        for part in use.move.parts:
-            values, first = whole[(*part.in_box, ...)], use.firsts.get(part.block)
-            if first is None or part.block >= len(blocks) or blocks[part.block] is not None:
-                use.memory(part)[...] = values
-            elif step and (begin + first) % step == 0:
-                blocks[part.block] = values
-            else:
-                blocks[part.block] = buffers.empty(shape, array.dtype)
-                blocks[part.block][...] = values
+    @property
+    def array(self) -> StoredArray:
+        return self.files.manifest.arrays[self.where[0]]
+
+    @property
+    def _memory(self) -> np.ndarray[Any, Any] | None:
+        """The memory to read the chunk into, if it is a contiguous part of one block."""
+        if len(self.uses) != 1 or self.uses[0].piece is not None:
+            return None
+        use = self.uses[0]
+        if len(use.move.parts) != 1 or use.move.parts[0].shape != self.array.chunk_shape:
+            return None
+        memory = use.memory(use.move.parts[0])
+        return memory if memory.flags.c_contiguous else None
+
+    @cached_property
+    def _becomes_blocks(self) -> bool:
+        """True if blocks stay in the memory of the chunk, because they need most of it."""
+        needed = sum([len(use.firsts) * use.arrival.block_nbytes for use in self.uses])
+        return needed >= _LEAST_OF_A_CHUNK * self.array.nbytes_per_chunk
+
+    @property
+    def buffered_bytes(self) -> int:
+        is_kept = self._memory is not None or self._becomes_blocks
+        nbytes = 0 if is_kept else self.array.nbytes_per_chunk
+        return self.files.loading_bytes(self.where) + nbytes
+
+    def fill_blocks(self) -> None:
+        if (memory := self._memory) is not None:
+            self.files.load(self.where, memory.reshape(-1).view(np.uint8))
+            return
+        data, dtype = self.files.loaded(self.where), self.array.dtype
+        # JAX would copy an unaligned block once for each device.
+        step = ALIGNMENT // dtype.itemsize if self._becomes_blocks else 0
+        buffers = Buffers(sum([len(use.move.parts) for use in self.uses]))
+        for use in self.uses:
+            blocks, firsts, shape = use.arrival.blocks, use.firsts, use.arrival.block_shape
+            begin = 0 if use.piece is None else use.piece.offset % len(data)
+            whole = data if use.piece is None else use.piece.of_chunk(data)
+            for part in use.move.parts:
+                block, in_piece, _ = part
+                values, first = whole[(*in_piece, ...)], firsts.get(block)
+                if first is None or block >= len(blocks) or blocks[block] is not None:
+                    use.memory(part)[...] = values
+                elif step and (begin + first) % step == 0:
+                    blocks[block] = values
+                else:
+                    blocks[block] = buffers.empty(shape, dtype)
+                    blocks[block][...] = values
 
 
 # Chunks that several processes need, each read by one of them and sent to the others.

@@ -74,7 +74,7 @@ class Arrival:
     @property
     def passing_nbytes(self) -> int:
         """Bytes of the blocks that pass through the host on their way to devices."""
-        return 0 if self.stays_on_host else self._block_nbytes * len(self.boxes)
+        return 0 if self.stays_on_host else self.block_nbytes * len(self.boxes)
 
     @property
     def most_passing_nbytes(self) -> int:
@@ -83,10 +83,11 @@ class Arrival:
         if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
             return 0
         counts = Counter(process for holders in plan.of_all[1].values() for process in holders)
-        return self._block_nbytes * max(counts.values(), default=0)
+        return self.block_nbytes * max(counts.values(), default=0)
 
     @property
-    def _block_nbytes(self) -> int:
+    def block_nbytes(self) -> int:
+        """Bytes of a block with its padding."""
         return math.prod(self.block_shape) * self.record.dtype.itemsize
 
     @property
