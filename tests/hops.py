@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 import gda
 
-_DECORATORS = {"gda.layout.boundary", "gda.multihost.agreement"}
+_DECORATORS = {"gda.arrays.liveness", "gda.layout.boundary", "gda.multihost.agreement"}
 _OFFER = (
     "import gda, numpy as np; print(gda.offer({'w': np.ones((8, 8))}).address, flush=True); input()"
 )

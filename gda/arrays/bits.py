@@ -15,17 +15,12 @@ import numpy as np
 from jax import lax
 
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.weak_types import is_weak
+from gda.arrays.dtypes import is_extended, is_narrow, is_weak
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import own_settings
 
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Return True for a float of 16 bits or fewer."""
-    return jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize < 4
 
 
 def as_unsigned(block: jax.Array) -> jax.Array:
@@ -44,7 +39,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
     if block.shape == shape:
         return block
     (device,), within = block.devices(), tuple(map(slice, shape))
-    is_key = jax.numpy.issubdtype(block.dtype, jax.dtypes.extended)
+    is_key = is_extended(block.dtype)
     # Of 4 bits JAX would keep NumPy's copy, of 8 bits an element, with the block.
     has_view = device.platform == "cpu" and not is_key and width_of(block.dtype)[0] >= 8
     with own_settings():

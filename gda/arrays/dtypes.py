@@ -1,8 +1,14 @@
-"""The dtypes that JAX has; data of other dtypes is narrowed or refused."""
+"""The types of elements: dtypes that JAX has, and weak types.
+
+Data of other dtypes is narrowed or refused. A weak type gives way to the other operand, as a Python
+number does. JAX's constructors of sharded arrays lose it. A tree that comes back without its weak
+types makes a jitted step another program, whose results have other dtypes.
+"""
 
 from __future__ import annotations
 
 import warnings
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -12,6 +18,7 @@ from gda.layout.boundary import frame_of_caller
 from gda.layout.dtype_names import as_dtype, is_raw, native
 from gda.layout.spec import Index
 from gda.layout.text import format_index
+from gda.mesh import own_settings
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
 KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
@@ -21,6 +28,17 @@ _COMPLEX_OF = {np.dtype("f4"): np.dtype("c8"), np.dtype("f8"): np.dtype("c16")}
 def is_float(dtype: Any) -> bool:
     """Return True for a dtype of floating point, those that JAX adds to NumPy's included."""
     return bool(jax.numpy.issubdtype(dtype, np.floating))
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Return True for a float of 16 bits or fewer."""
+    return is_float(dtype) and dtype.itemsize < 4
+
+
+def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return an unsigned integer for a narrow float or a dtype that NumPy lacks, else the dtype."""
+    is_plain = dtype.kind != "V" and not is_narrow(dtype)
+    return dtype if is_plain else np.dtype(f"u{dtype.itemsize}")
 
 
 def dtype_of_floats(name: Any) -> np.dtype[Any]:
@@ -93,3 +111,31 @@ def requested_dtype(dtype: Any) -> Any:
 def is_extended(dtype: Any) -> bool:
     """Return True if JAX alone has a dtype, as that of PRNG keys."""
     return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+
+
+# Weak types.
+
+
+def is_weak(leaf: Any) -> bool:
+    """Return True for an array of a weak type, or a ``ShapeDtypeStruct`` of one."""
+    return bool(getattr(leaf, "weak_type", False))
+
+
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """Return a copy of an array with a weak type; it is committed if the array is.
+
+    Never communicates: the program of an array of several processes has no collectives.
+    """
+    with own_settings():
+        (device, *_) = array.sharding.device_set
+        sharding = array.sharding if array.committed else None
+        return _program(array.shape, array.dtype, sharding, device)(array)
+
+
+@lru_cache(maxsize=256)
+def _program(shape: tuple[int, ...], dtype: Any, sharding: Any, device: Any) -> Any:
+    # No public function gives an array a weak type. But a program that was compiled for an argument
+    # of a weak type takes any array of that shape and dtype.
+    weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
+    with jax.default_device(None if sharding is not None else device):
+        return jax.jit(lambda array: array, out_shardings=sharding).lower(weak).compile()

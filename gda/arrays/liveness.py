@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -32,16 +33,21 @@ class _DataCallbacks(threading.local):
 data_callbacks = _DataCallbacks()
 
 
-def called_for_data(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that calls a data callback, with the mark of it."""
+def calls_back(work: Callable[P, T]) -> Callable[P, T]:
+    """Mark the calls of a function that calls a data callback."""
+
     # Not as a context: a signal handler may raise in ``__exit__`` before its first line, and
     # nowhere between ``try`` and ``finally`` here, where no function of Python begins or ends.
-    before = data_callbacks.depth
-    data_callbacks.depth = before + 1
-    try:
-        return work(*args, **kwargs)
-    finally:
-        data_callbacks.depth = before
+    @wraps(work)
+    def marked(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = data_callbacks.depth
+        data_callbacks.depth = before + 1
+        try:
+            return work(*args, **kwargs)
+        finally:
+            data_callbacks.depth = before
+
+    return marked
 
 
 def live(array: Any, otherwise: str = "") -> jax.Array:

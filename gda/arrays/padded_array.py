@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from gda.arrays.bits import as_unsigned, is_narrow
+from gda.arrays.bits import as_unsigned
 from gda.arrays.container import Container
+from gda.arrays.dtypes import is_narrow
 from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid

@@ -9,9 +9,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.construction.from_callbacks import array_from_callback
-from gda.arrays.dtypes import is_extended
+from gda.arrays.dtypes import is_extended, weakly_typed
 from gda.arrays.process_local import is_all_here
-from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Shape, partitions_of
 from gda.mesh import own_settings
 from gda.multihost.agreement import checking_agreement

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from gda.arrays.bits import without_padding
-from gda.arrays.weak_types import is_weak, weakly_typed
+from gda.arrays.dtypes import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
 from gda.layout.spec import Shape, SpecLike, check_reduced

@@ -10,8 +10,8 @@ import jax
 from jax.dtypes import canonicalize_dtype
 from jax.sharding import PartitionSpec
 
+from gda.arrays.dtypes import is_weak
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.weak_types import is_weak
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import open_tree
 from gda.layout.boundary import public, set_module

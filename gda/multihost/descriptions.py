@@ -50,6 +50,13 @@ def leaf_path(keys: Sequence[Any], within: str = "") -> str:
     return path_text([jax.tree_util.keystr((key,), simple=True) for key in keys], within)
 
 
+def note_path(error: Exception, path: str) -> None:
+    """Add the path of a leaf to its error."""
+    note = f"gda: at {path} of the tree"
+    if path and note not in getattr(error, "__notes__", ()):  # an error raised again has it
+        error.add_note(note)
+
+
 def describe_wanted(
     shape: Shape, sharding: NamedSharding, dtype: Any, padded_with: object = None
 ) -> Description:

@@ -6,7 +6,7 @@ import operator
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -113,27 +113,22 @@ def check_seconds(value: Any, name: str) -> None:
 
 
 @contextmanager
-def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(done, total)``, in bytes, that shows the progress."""
-    if progress is True:
-        with _bar(description) as update:
-            yield update
-    elif progress is False:
-        yield lambda done, total: None
-    else:
-        yield progress
-
-
-@contextmanager
 def counting(
-    progress: ProgressLike, description: str, total: int
+    progress: ProgressLike, description: str, total: int | Callable[[], int]
 ) -> Iterator[Callable[[int], object]]:
-    """Give the function that adds bytes that are done, and shows the progress."""
+    """Give the function that adds bytes that are done, and shows the progress.
+
+    A function is asked for the total when the first bytes are done.
+    """
+    if progress is False:
+        yield lambda _: None
+        return
     done = 0
-    with shown(progress, description) as show:
+    with _bar(description) if progress is True else nullcontext(progress) as show:
 
         def add(nbytes: int) -> None:
-            nonlocal done
+            nonlocal done, total
+            total = total if isinstance(total, int) else total()
             done += nbytes
             show(done, total)
 

@@ -18,7 +18,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index
 from gda.layout.text import format_index
 from gda.mesh import grid_of_array
-from gda.multihost.descriptions import leaf_path
+from gda.multihost.descriptions import leaf_path, note_path
 from gda.storage.sources import is_mapping, settled, slices
 from gda.trees.per_process import PerProcess
 
@@ -162,13 +162,6 @@ def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None
     path = path_of(tree, number)
     of_leaf = f" of {path}" if path else ""
     error.add_note(f"gda: while writing index {format_index(index)}{of_leaf}")
-
-
-def note_path(error: Exception, path: str) -> None:
-    """Add the path of the leaf to its error."""
-    note = f"gda: at {path} of the tree"
-    if path and note not in getattr(error, "__notes__", ()):  # an error raised again has it
-        error.add_note(note)
 
 
 def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,8 +13,8 @@ import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
 from gda.arrays.construction.pending import PendingArray, pending_array_of_source
-from gda.arrays.construction.reading import ReadsOfArray, read_all
-from gda.arrays.construction.reading_by_rows import RowsKind, TensorByRows, TensorsByRows
+from gda.arrays.construction.reading import read_all
+from gda.arrays.construction.reading_by_rows import RowsKind, TensorByRows
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
@@ -24,11 +23,12 @@ from gda.layout.boundary import set_module
 from gda.layout.dtype_names import as_dtype, is_raw
 from gda.mesh import MeshLike, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
-from gda.multihost.descriptions import Description, describe, leaf_path
+from gda.multihost.descriptions import Description, describe, leaf_path, note_path
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.safetensors import SafetensorsTensor
 from gda.storage.sources import source_of
 from gda.trees.leaves import (
+    Keys,
     Tree,
     are_bare_keys,
     are_keys,
@@ -36,9 +36,7 @@ from gda.trees.leaves import (
     is_container,
     is_value,
     names_of,
-    note_path,
     opened,
-    path_of,
 )
 from gda.trees.matching import (
     EntryKind,
@@ -138,6 +136,7 @@ def load_tree(
 class _Request(NamedTuple):
     """A source, and what the user asked for it."""
 
+    keys: Keys
     source: Any
     layout: Any
     dtype: Any
@@ -148,7 +147,7 @@ class _Request(NamedTuple):
         """The key of tensors of files that are read alike; ``None`` for other sources."""
         if not isinstance(self.source, SafetensorsTensor):
             return None
-        return self.source.shape, self.source.dtype, *self[1:]
+        return self.source.shape, self.source.dtype, *self[2:]
 
 
 class _LoadedLeaf(NamedTuple):
@@ -184,35 +183,36 @@ class _LoadingTree:
 
     def prepare(self) -> _Leaves:
         """Check the request; read nothing."""
-        sources = jax.tree.leaves(self.tree, is_leaf=is_container)
-        layouts = specs_per_leaf(self.tree, self.mesh, self.specs, _shaped).of_each_leaf()
+        found = specs_per_leaf(self.tree, self.mesh, self.specs, _shaped)
+        dtypes = zip(found.pairs, found.of_each_leaf(), self._dtypes(), strict=True)
         requests = [
-            _Request(source, layout, *dtype)
-            for source, layout, dtype in zip(sources, layouts, self._dtypes(), strict=True)
+            _Request(pair.keys, pair.leaf, layout, *dtype) for pair, layout, dtype in dtypes
         ]
         leaves, kinds = [], {}
-        for number, request in enumerate(requests):
-            note = partial(self._note_path, number)
-            alike = None if self.options.read_once else request.alike
+        for request in requests:
             try:
-                if is_value(request.source):
-                    leaves.append(request.source)
-                    continue
-                if (kind := kinds.get(alike)) is not None:
-                    build = TensorByRows(kind, request.source, note)
-                else:
-                    build = self._pending(request, note)
-                    if alike is not None and (kind := RowsKind.of(build, self.options)):
-                        kinds[alike] = kind
-                        build = TensorByRows(kind, request.source, note)
-                leaves.append(_LoadedLeaf(request.source, build))
+                leaves.append(self._leaf(request, kinds))
             except Exception as error:
-                note(error)
+                note_path(error, leaf_path(request.keys))
                 raise
         return leaves
 
-    def _note_path(self, number: int, error: Exception) -> None:
-        note_path(error, path_of(self.tree, number))
+    def _leaf(self, request: _Request, kinds: dict[Any, RowsKind]) -> Any:
+        """Return a leaf; ``kinds`` has those of tensors before, by ``alike``."""
+        keys, source, layout, dtype, is_named = request
+        if is_value(source):
+            return source
+        alike = None if self.options.read_once else request.alike
+        if (kind := kinds.get(alike)) is not None:
+            return _LoadedLeaf(source, TensorByRows(kind, source, keys))
+        if not is_named:
+            dtype = _dtype_of_floats(source, dtype)
+        over = mesh_and_spec_of(self.mesh, layout, source)
+        build = pending_array_of_source(source, *over, dtype, self.options, keys, pad=self.pad)
+        if alike is not None and (kind := RowsKind.of(build, self.options)):
+            kinds[alike] = kind
+            build = TensorByRows(kind, source, keys)
+        return _LoadedLeaf(source, build)
 
     def _dtypes(self) -> list[tuple[Any, bool]]:
         """Return the dtype for each leaf, and True if it is at the very place of the leaf."""
@@ -229,13 +229,6 @@ class _LoadingTree:
             for pair, dtype in zip(prefix.pairs, prefix.of_each_leaf(), strict=True)
         ]
 
-    def _pending(self, request: _Request, note: Callable[..., None]) -> PendingArray:
-        source, layout, dtype, is_named = request
-        if not is_named:
-            dtype = _dtype_of_floats(source, dtype)
-        over = mesh_and_spec_of(self.mesh, layout, source)
-        return pending_array_of_source(source, *over, dtype, self.options, note, pad=self.pad)
-
     def described(self, leaves: _Leaves) -> Description:
         """Return what must be the same in all processes."""
         description = describe(self._tree_of(leaves, lambda build: build.wanted()))
@@ -249,9 +242,7 @@ class _LoadingTree:
         if self.options.read_once:
             read_builds(builds, self.options, "load_tree")
         else:
-            by_rows = _builds_of(leaves, TensorByRows)
-            groups = TensorsByRows.of_each_task(by_rows, self.options.max_bytes)
-            read_all([*map(ReadsOfArray, builds), *groups], self.options, "load_tree")
+            read_all(builds, self.options, "load_tree", _builds_of(leaves, TensorByRows))
         return self._tree_of(leaves, lambda build: build.array())
 
     def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | TensorByRows], Any]) -> Any:

@@ -12,9 +12,11 @@ may be that of a NumPy array, and no public function tells.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from weakref import getweakrefcount
 
@@ -24,9 +26,15 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.construction.placing import Block, LocalBlocks
-from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, requested_dtype
-from gda.arrays.liveness import called_for_data, deleted_error, traced_error
-from gda.arrays.weak_types import is_weak, weakly_typed
+from gda.arrays.dtypes import (
+    fill_of,
+    is_extended,
+    is_weak,
+    jax_dtype,
+    requested_dtype,
+    weakly_typed,
+)
+from gda.arrays.liveness import calls_back, deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.indices import shape_at, start_of
 from gda.layout.spec import Index, Shape
@@ -34,6 +42,7 @@ from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer, own_settings
 from gda.storage.casts import Origin, cast_into, check_holds, holds
 from gda.storage.sources import (
+    Source,
     apart,
     array_here,
     as_numpy,
@@ -135,11 +144,9 @@ class BlockReader:
             arrays[device] = self.settle_jax(index, given[device], is_sole=True)
         return self.typed(plan.joined(arrays, self.dtype))
 
+    @calls_back
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, each settled before the next call."""
-        return called_for_data(self._read, callback, indices)
-
-    def _read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         # Of a padded grid some blocks are smaller.
         shape, usual = None if self.grid.is_padded else self.shape, None
         blocks: list[Block] = []
@@ -165,6 +172,16 @@ class BlockReader:
             self.note(error, index)
             raise
         return blocks
+
+    def read_source(self, source: Source, indices: Iterable[Index]) -> list[Block]:
+        """Return the block of a source at each index; empty ones are not read."""
+
+        def block(index: Index) -> Any:
+            if not math.prod(self.shape):
+                return self.empty(native(source.dtype), index)
+            return source.read(index, partial(self.empty, index=index))
+
+        return self.read(block, indices)
 
     def note(self, error: Exception, index: Index) -> None:
         """Add a note of the block that was read to an error, unless it has one."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from gda.arrays.buffers import HUGE_PAGE_BYTES, aligned_empty
 from gda.arrays.construction.pending import PendingArray
-from gda.arrays.liveness import called_for_data
+from gda.arrays.liveness import calls_back
 from gda.layout.cover import READ_BYTES, BoxMove, Part, cover, groups_within
 from gda.layout.dtype_names import native
 from gda.layout.indices import sizes_of, start_of
@@ -168,9 +168,10 @@ class Filling:
             buffer = np.empty(0, np.uint8)
         with jax.enable_x64(self._x64):  # it belongs to a thread, as the mark of a callback does
             for move in moves:
-                buffer = called_for_data(self._read_box, move, buffer)
+                buffer = self._read_box(move, buffer)
         self._buffers.append(buffer)
 
+    @calls_back
     def _read_box(self, move: BoxMove, buffer: _Memory) -> _Memory:
         """Read a box and split it; return the buffer, or a larger one."""
         sizes = sizes_of(move.box)

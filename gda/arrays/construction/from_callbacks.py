@@ -16,10 +16,10 @@ import numpy.typing as npt
 from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, is_on_cpu
 from gda.arrays.construction.pending import PendingArray, pending_array_of_source
 from gda.arrays.construction.placing import Block, LocalBlocks, local_blocks_of
-from gda.arrays.construction.reading import ReadsOfArray, read_all
+from gda.arrays.construction.reading import read_all
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import is_extended
-from gda.arrays.liveness import called_for_data
+from gda.arrays.liveness import calls_back
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike, is_tracer
@@ -55,7 +55,7 @@ def array_from_callback(
         if not early:  # nothing overlaps: blocks are read one by one, and placed at once
             return reader.place(read(plan.distinct))
         pending = PendingArray(reader, read)
-        read_all([ReadsOfArray(pending)], options or Options(), "from_callback")
+        read_all([pending], options or Options(), "from_callback")
         return pending.array()
 
     plan = partial(_plan_of, global_shape, mesh, spec, dtype, pad)
@@ -104,7 +104,7 @@ def array_from_batched_callback(
         reader = BlockReader(plan, dtype, copy)
         blocks: list[Block] = []
         if plan.devices:
-            found = called_for_data(data_callback, list(plan.indices))
+            found = calls_back(data_callback)(list(plan.indices))
             returned = _returned_blocks(found, plan, reader)
             del found  # so that only the reader refers to the blocks
             blocks = reader.read(lambda _: next(returned), plan.distinct)

@@ -17,12 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.blocks import BlockReader, is_on_cpu
 from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
-from gda.arrays.dtypes import KEPT_DTYPES, is_extended, narrowed_dtype
+from gda.arrays.dtypes import KEPT_DTYPES, is_extended, is_weak, narrowed_dtype
 from gda.arrays.liveness import deleted_error, kind_error, traced_error
 from gda.arrays.process_local import local_sharding
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
-from gda.arrays.weak_types import is_weak
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_reduced, check_shape
 from gda.mesh import (

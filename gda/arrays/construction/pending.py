@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, BorrowedBlock
 from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
-from gda.arrays.dtypes import is_extended, narrowed_dtype
-from gda.arrays.weak_types import is_weak
+from gda.arrays.dtypes import is_extended, is_weak, narrowed_dtype
 from gda.layout.dtype_names import native
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
+from gda.multihost.descriptions import leaf_path, note_path
 from gda.storage.options import Options
 from gda.storage.sources import Source, array_here, source_of, typed
-from gda.storage.tasks import Transfer
+from gda.storage.tasks import Task, Transfer
 
 
 class PendingArray:
@@ -29,9 +29,8 @@ class PendingArray:
     Args:
       read: takes a list of one index and returns a list of its block, in any thread.
       source: that of the blocks, if they are slices of one.
-      dtype: of what is read, if that is known.
       options: of the reads of a source; ``None`` for one in memory, which uses ``read``.
-      note: adds to an error which array it was.
+      keys: the path in its tree, for errors.
       key_impl: of an array of PRNG keys, whose data the source has.
     """
 
@@ -40,16 +39,15 @@ class PendingArray:
         reader: BlockReader,
         read: Callable[[list[Index]], list[Block]],
         source: Source | None = None,
-        dtype: np.dtype[Any] | None = None,
-        note: Callable[[Exception], object] = lambda _: None,
         options: Options | None = None,
+        keys: Sequence[Any] = (),
         key_impl: Any = None,
     ) -> None:
         self.plan = plan = reader.plan
         self._key_impl = key_impl
         self.reader, self._read, self.source = reader, read, source
-        self.dtype = dtype
-        self._note, self.options = note, options
+        self.dtype = None if source is None else native(source.dtype)  # of what is read
+        self._keys, self.options = keys, options
         self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         self._blocks: list[Any] = [None] * len(plan.distinct)
         # On accelerators: those of large blocks, or the whole array of small ones.
@@ -94,7 +92,7 @@ class PendingArray:
             return nbytes
         return nbytes + math.prod(self.reader.shape) * dtype.itemsize
 
-    def read_block(self, number: int) -> Block | dict[Device, jax.Array]:
+    def _read_block(self, number: int) -> Block | dict[Device, jax.Array]:
         """Return a block, or a large one on its devices; in any thread."""
         try:
             with jax.enable_x64(self._x64):  # which belongs to a thread
@@ -105,12 +103,12 @@ class PendingArray:
                     return sent
                 return block
         except Exception as error:
-            self._note(error)  # the reader has noted the index
+            note_path(error, leaf_path(self._keys))  # the reader has noted the index
             raise
 
     def note_where(self, index: Index, error: Exception) -> None:
         self.reader.note(error, index)
-        self._note(error)
+        note_path(error, leaf_path(self._keys))
 
     def send_if_possible(self, number: int, data: np.ndarray[Any, Any]) -> bool:
         """Send a complete block, and wait for it, if its memory allows; return True then."""
@@ -121,8 +119,22 @@ class PendingArray:
         self._arrays |= sent
         return True
 
-    def keep(self, number: int, block: Block | dict[Device, jax.Array]) -> Transfer | None:
+    def task(self, report: Callable[[int], object], number: int) -> Task:
+        """Return the task that reads a block by itself."""
+        return Task(
+            self.held_bytes(),
+            partial(self._read_block, number),
+            partial(self._keep, number, report),
+        )
+
+    def _keep(
+        self,
+        number: int,
+        report: Callable[[int], object],
+        block: Block | dict[Device, jax.Array],
+    ) -> Transfer | None:
         """Keep a block that was read, or send it to its devices."""
+        report(self.block_bytes)
         if isinstance(block, dict):
             self._arrays |= block
             return None
@@ -163,23 +175,20 @@ def pending_array_of_source(
     spec: SpecLike | None,
     dtype: npt.DTypeLike | None,
     options: Options,
-    note: Callable[[Exception], object] = lambda _: None,
+    keys: Sequence[Any] = (),
     *,
     pad: bool = False,
     fill: object = 0,
 ) -> PendingArray:
-    keys = array_here(source)
+    here = array_here(source)
     key_impl = None
-    if isinstance(keys, jax.Array) and is_extended(keys.dtype):
-        # Their data has more dimensions, which no spec may shard.
-        local_blocks_over(keys.shape, hashable_over(mesh, spec, keys.shape), pad)
-        if dtype is not None and dtype != keys.dtype:
-            raise TypeError(f"the source has dtype {keys.dtype}, of PRNG keys; omit dtype=")
-        source, key_impl, dtype = (
-            np.asarray(jax.random.key_data(keys)),
-            jax.random.key_impl(keys),
-            None,
-        )
+    if isinstance(here, jax.Array) and is_extended(here.dtype):
+        # The data of PRNG keys has more dimensions, which no spec may shard.
+        local_blocks_over(here.shape, hashable_over(mesh, spec, here.shape), pad)
+        if dtype is not None and dtype != here.dtype:
+            raise TypeError(f"the source has dtype {here.dtype}, of PRNG keys; omit dtype=")
+        source, dtype = np.asarray(jax.random.key_data(here)), None
+        key_impl = jax.random.key_impl(here)
     found = source_of(source)
     plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
     reader = BlockReader(
@@ -193,20 +202,12 @@ def pending_array_of_source(
     found = typed(found, reader.wanted_dtype)
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
-    read = partial(reader.read, partial(_read_source, found, reader))
     is_read = not found.is_in_memory and not found.dtype.hasobject
     return PendingArray(
         reader,
-        read,
+        partial(reader.read_source, found),
         source=found,
-        dtype=native(found.dtype),
-        note=note,
         options=options if is_read else None,
+        keys=keys,
         key_impl=key_impl,
     )
-
-
-def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
-    if not math.prod(reader.shape):
-        return reader.empty(native(source.dtype), index)
-    return source.read(index, partial(reader.empty, index=index))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,11 +19,13 @@ import numpy as np
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
 from gda.arrays.construction.blocks import LARGE_BYTES
 from gda.arrays.construction.pending import PendingArray, are_sent
+from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.cover import READ_BYTES, groups_within
 from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape
 from gda.mesh import own_settings
+from gda.multihost.descriptions import leaf_path, note_path
 from gda.storage.options import Options
 from gda.storage.safetensors import SafetensorsTensor, place_of, read_together
 from gda.storage.tasks import Task, Transfer
@@ -85,15 +88,18 @@ def _is_adopted(build: PendingArray, options: Options) -> bool:
     )
 
 
+@dataclass(eq=False)
 class TensorByRows:
-    """A tensor, and its array after the read."""
+    """A tensor at ``keys`` of its tree, and its array after the read."""
 
-    def __init__(
-        self, kind: RowsKind, tensor: SafetensorsTensor, note: Callable[[Exception], object]
-    ) -> None:
-        self.kind, self.tensor, self.note = kind, tensor, note
-        self.plan = kind.build.plan
-        self.placed: jax.Array | None = None
+    kind: RowsKind
+    tensor: SafetensorsTensor
+    keys: Sequence[Any]
+    placed: jax.Array | None = None
+
+    @property
+    def plan(self) -> LocalBlocks:
+        return self.kind.build.plan
 
     def wanted(self) -> jax.ShapeDtypeStruct:
         return self.kind.build.wanted()
@@ -103,82 +109,74 @@ class TensorByRows:
         assert self.placed is not None
         return self.placed
 
-
-class TensorsByRows:
-    """Tensors that are read by one task: small ones, or a large one.
-
-    Attributes:
-      builds: the pending array of a large one, for which a thread is worth while; else empty.
-      nbytes: of all arrays.
-    """
-
-    def __init__(self, tensors: Sequence[TensorByRows]) -> None:
-        self._tensors = tensors
-        self.builds = [each.kind.build for each in tensors if each.kind.is_large]
-        self.nbytes = sum(each.kind.build.nbytes for each in tensors)
-
-    @classmethod
-    def of_each_task(
-        cls, tensors: Sequence[TensorByRows], max_bytes: int | None
-    ) -> list[TensorsByRows]:
-        """Return the tensors of each task, in the order of the files."""
-        ordered = sorted(tensors, key=lambda each: place_of(each.tensor))
-        large = [[each] for each in ordered if each.kind.is_large]
-        small = [each for each in ordered if not each.kind.is_large]
-        most = min(_AT_A_TIME, max_bytes or _AT_A_TIME)
-        groups = groups_within(small, [each.kind.held_bytes for each in small], most)
-        return [cls(group) for group in itertools.chain(large, groups)]
-
-    def tasks(self, report: Callable[[int], object]) -> list[Task]:
-        nbytes = sum(each.kind.held_bytes for each in self._tensors)
-        memory = None
-        if self.builds:
-            # Here: a thread that allocates waits for the page faults of the others.
-            memory = self._noted(self._tensors[0], partial(_memory_for, self._tensors))
-        return [Task(nbytes, partial(self._read, memory), partial(self._place, report))]
-
-    def _read(self, memory: Sequence[_Memory] | None) -> list[_Memory]:
-        """Return the rows of each tensor in the dtype of its array."""
-        memory = memory or _memory_for(self._tensors)
-        buffers = Buffers(len(self._tensors))
-        parts = [
-            (each.tensor, each.kind.rows, out)
-            for each, out in zip(self._tensors, memory, strict=True)
-        ]
-        try:
-            read_together(parts)
-        except Exception:
-            for each, part in zip(self._tensors, parts, strict=True):
-                self._noted(each, partial(part[0].read_direct, part[2], part[1]))
-        return [
-            self._noted(each, partial(_as_wanted, each.kind, out, buffers))
-            for each, out in zip(self._tensors, memory, strict=True)
-        ]
-
-    def _noted(self, tensor: TensorByRows, function: Callable[[], Any]) -> Any:
+    def noted(self, function: Callable[[], Any]) -> Any:
+        """Return the result of a function, or add index and path to its error."""
         try:
             return function()
         except Exception as error:
-            tensor.kind.build.reader.note(error, tensor.kind.rows)
-            tensor.note(error)
+            self.kind.build.reader.note(error, self.kind.rows)
+            note_path(error, leaf_path(self.keys))
             raise
 
-    def _place(self, report: Callable[[int], object], memory: Sequence[_Memory]) -> Transfer:
-        shardings: list[Any] = [each.plan.sharding for each in self._tensors]
-        with own_settings():
-            if all(sharding.is_fully_addressable for sharding in shardings):
-                # A third faster than placing blocks. With devices of several processes it would
-                # compare all values.
-                arrays = jax.device_put([*memory], shardings)
-            else:
-                arrays = [
-                    each.plan.place([rows[cut] for cut in each.kind.cuts], rows.dtype)
-                    for each, rows in zip(self._tensors, memory, strict=True)
-                ]
-        for each, array in zip(self._tensors, arrays, strict=True):
-            each.placed = array
-        report(self.nbytes)
-        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
+
+def tasks_by_rows(
+    tensors: Sequence[TensorByRows], max_bytes: int | None, report: Callable[[int], object]
+) -> Iterator[Task]:
+    """Yield the tasks in the order of the files: large tensors alone, then small ones together."""
+    ordered = sorted(tensors, key=lambda each: place_of(each.tensor))
+    for tensor in ordered:
+        if tensor.kind.is_large:
+            # Here: a thread that allocates waits for the page faults of the others.
+            memory = tensor.noted(partial(_memory_for, [tensor]))
+            yield _task([tensor], partial(_read, [tensor], memory), report)
+    small = [each for each in ordered if not each.kind.is_large]
+    most = min(_AT_A_TIME, max_bytes or _AT_A_TIME)
+    for some in groups_within(small, [each.kind.held_bytes for each in small], most):
+        yield _task(some, partial(_read, some), report)
+
+
+def _task(
+    tensors: Sequence[TensorByRows],
+    read: Callable[[], list[_Memory]],
+    report: Callable[[int], object],
+) -> Task:
+    nbytes = sum(each.kind.held_bytes for each in tensors)
+    return Task(nbytes, read, partial(_place, tensors, report))
+
+
+def _read(
+    tensors: Sequence[TensorByRows], memory: Sequence[_Memory] | None = None
+) -> list[_Memory]:
+    """Return the rows of each tensor in the dtype of its array."""
+    memory = memory or _memory_for(tensors)
+    buffers = Buffers(len(tensors))
+    pairs = [*zip(tensors, memory, strict=True)]
+    try:
+        read_together([(each.tensor, each.kind.rows, out) for each, out in pairs])
+    except Exception:
+        for each, out in pairs:
+            each.noted(partial(each.tensor.read_direct, out, each.kind.rows))
+    return [each.noted(partial(_as_wanted, each.kind, out, buffers)) for each, out in pairs]
+
+
+def _place(
+    tensors: Sequence[TensorByRows], report: Callable[[int], object], memory: Sequence[_Memory]
+) -> Transfer:
+    shardings: list[Any] = [each.plan.sharding for each in tensors]
+    with own_settings():
+        if all(sharding.is_fully_addressable for sharding in shardings):
+            # A third faster than placing blocks. With devices of several processes it would
+            # compare all values.
+            arrays = jax.device_put([*memory], shardings)
+        else:
+            arrays = [
+                each.plan.place([rows[cut] for cut in each.kind.cuts], rows.dtype)
+                for each, rows in zip(tensors, memory, strict=True)
+            ]
+    for each, array in zip(tensors, arrays, strict=True):
+        each.placed = array
+    report(sum(each.kind.build.nbytes for each in tensors))
+    return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
 
 
 def _memory_for(tensors: Sequence[TensorByRows]) -> list[_Memory]:

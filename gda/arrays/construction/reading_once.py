@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from gda.arrays.construction.filling import Filling
 from gda.arrays.construction.pending import PendingArray
-from gda.arrays.construction.reading import ReadsOfArray, read_all, reporter, with_workers
+from gda.arrays.construction.reading import nbytes_of, read_all, tasks_of, with_workers
 from gda.arrays.transport.exchanging import Sent, exchange
 from gda.layout.cover import (
     READ_BYTES,
@@ -31,7 +31,7 @@ from gda.layout.indices import sizes_of
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
-from gda.storage.options import Options, shown
+from gda.storage.options import Options, counting
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
 # A request takes as long as reading so many bytes, so smaller boxes would not be quicker.
@@ -59,17 +59,15 @@ def read_builds(pending: Sequence[PendingArray], options: Options, name: str) ->
     It then communicates, for the function ``name``, after a comparison of ``reads_wanted``.
     """
     mesh = mesh_of_several(each.plan.sharding for each in pending) if options.read_once else None
-    reads = [ReadsOfArray(each) for each in pending]
     if mesh is None:
-        read_all(reads, options, name)
+        read_all(pending, options, name)
         return
-    with shown(options.progress, name) as show:
-        report = reporter(reads, show)
+    with counting(options.progress, name, lambda: nbytes_of(pending)) as report:
         shared = [_SharedArray(each, options, report) for each in pending]
         alone = itertools.chain.from_iterable(
-            ReadsOfArray(each.pending, each.numbers).tasks(report) for each in shared
+            tasks_of(each.pending, report, each.numbers) for each in shared
         )
-        options = with_workers(options, reads)
+        options = with_workers(options, pending)
         with watching(name, processes_of(mesh).numbers) as watch:
             for of_round in _rounds_of(shared, options.max_bytes):
                 own = (read.task() for read in of_round if read.reader == jax.process_index())

@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gda.arrays.bits import as_unsigned, is_narrow
+from gda.arrays.bits import as_unsigned
+from gda.arrays.dtypes import is_narrow
 from gda.arrays.fingerprints.formula import (
     FACTOR,
     LANES,

@@ -12,17 +12,15 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
-from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import Buffers, aligned_empty
-from gda.arrays.dtypes import is_extended
+from gda.arrays.dtypes import is_extended, is_narrow, is_weak, plain_dtype, weakly_typed
 from gda.arrays.fingerprints.fingerprint import fingerprint_of
 from gda.arrays.liveness import check_held
 from gda.arrays.process_local import data_by_device, distinct_shards
 from gda.arrays.transport.carrying import Relayout, carry
 from gda.arrays.transport.exchanging import Sent, exchange
-from gda.arrays.transport.staging import box, plain_dtype
+from gda.arrays.transport.staging import box
 from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
-from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.indices import bounded, common_box, index_at, start_of, within
 from gda.layout.reshard.rounds import MovedPiece
 from gda.layout.spec import Index, Shape, SpecLike, check_reduced

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import ALIGNMENT, aligned_empty, keep_freed_memory
+from gda.arrays.dtypes import plain_dtype
 from gda.layout.dtype_names import width_of
 from gda.layout.indices import index_at
 from gda.layout.spec import Shape
@@ -124,12 +124,6 @@ class DeviceStaging:
 
     def sent(self, flat: Any, device: Device) -> jax.Array:
         return flat
-
-
-def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return an unsigned integer for a narrow float or a dtype that NumPy lacks, else the dtype."""
-    is_plain = dtype.kind != "V" and not is_narrow(dtype)
-    return dtype if is_plain else np.dtype(f"u{dtype.itemsize}")
 
 
 def _sizes_in(buffer: Any, sizes: Shape) -> Shape:

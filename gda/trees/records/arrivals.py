@@ -15,10 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_over
-from gda.arrays.dtypes import KEPT_DTYPES
+from gda.arrays.dtypes import KEPT_DTYPES, weakly_typed
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.weak_types import weakly_typed
 from gda.layout.indices import index_at, sizes_of, start_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import (

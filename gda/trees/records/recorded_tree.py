@@ -22,9 +22,9 @@ from jax.tree_util import DictKey
 from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 from gda.layout.text import join_some, near_name, path_text
-from gda.multihost.descriptions import leaf_path
+from gda.multihost.descriptions import leaf_path, note_path
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.leaves import Keys, as_dicts, is_container, name_of, note_path
+from gda.trees.leaves import Keys, as_dicts, is_container, name_of
 
 Path = tuple[str | int, ...]
 

@@ -15,10 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from gda.arrays.dtypes import is_extended
+from gda.arrays.dtypes import is_extended, is_weak
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some, near_name
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
