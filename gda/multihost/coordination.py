@@ -179,4 +179,10 @@ def _errors(what: str) -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError as error:
         kind = _KINDS.get(str(error).partition(":")[0], RuntimeError)
-        raise kind(f"{what}: {error}") from None
+        reason = f"{what}: {error}"
+        if kind is ConnectionError:
+            reason = (
+                "the connection to process 0, which runs the coordination service, is lost: it has "
+                f"ended, or its host could not be reached. Look at its output ({reason})"
+            )
+        raise kind(reason) from None

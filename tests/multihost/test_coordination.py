@@ -36,3 +36,6 @@ def test_errors_are_of_kinds_that_python_users_know() -> None:
     ]:
         with pytest.raises(kind, match=status.partition(":")[0]):
             coordination.Service(Client()).put("key", b"")
+    status = "UNAVAILABLE: recvmsg:Connection reset by peer"
+    with pytest.raises(ConnectionError, match="process 0, which runs the coordination service"):
+        coordination.Service(Client()).put("key", b"")
