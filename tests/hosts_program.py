@@ -114,6 +114,11 @@ def train(shared: str, steps: int = 10**6) -> int:
     return step
 
 
+def training(shared: str, steps: str) -> int:
+    train(shared, int(steps))
+    return 0
+
+
 def first(shared: str) -> int:
     call_all(shared)
     call_without_shared_folder(shared)

@@ -1,6 +1,6 @@
 """Links between simulated hosts that are slow, lossy or cut; ``docs/reliability.md`` has the times.
 
-``link`` of ``hosts_program.py`` prints the seconds of each call, and pytest shows them with ``-rP``.
+``link`` of ``hosts_program.py`` prints the seconds of each call; ``pytest -rP`` shows them.
 """
 
 import re
@@ -121,3 +121,23 @@ def test_pull_over_a_link_that_is_cut(hosts: Hosts, is_mended: bool) -> None:
         assert ("returned" if is_mended else "did not answer for 60 s") in said
     hosts[1].mend()
     offer.check()
+
+
+@pytest.mark.torture
+def test_training_goes_on_with_a_new_host(hosts: Hosts) -> None:
+    """All processes end after the loss of a host, and start again, as on a cluster."""
+    hosts.add(3)
+    words = (hosts_program.__file__, "training", hosts.shared)
+    program = hosts.run(*words, 10**6, heartbeat_timeout=20)
+    program.wait_for("training")
+    begun = time.monotonic()
+    hosts.remove(1)
+    codes = program.wait(seconds=400)
+    print(f"all ended {time.monotonic() - begun:.1f} s after the loss of a host")
+    assert all(codes)
+    hosts.add()
+    program = hosts.run(*words, 3)
+    program.check()
+    resumed = {re.findall(r"resumed at (\d+)", program.output(each))[0] for each in range(3)}
+    assert len(resumed) == 1
+    assert int(resumed.pop()) >= 10
