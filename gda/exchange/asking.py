@@ -16,6 +16,7 @@ from gda.exchange.catalog import Catalog
 from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece
 from gda.exchange.serving import ERRORS, MOST_PIECES
+from gda.layout.cover import groups_within
 from gda.layout.text import join_some
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
@@ -27,7 +28,7 @@ _MOST_CONNECTIONS = 8  # at a time: each thread copies as fast as a core can
 
 
 class PiecesToPull(NamedTuple):
-    """One piece of several leaves of the same shape and layout.
+    """One piece of several leaves of the same shape and layout, at most ``MOST_PIECES``.
 
     Attributes:
       dtype: the name of the dtype in which it is sent.
@@ -50,24 +51,6 @@ class PiecesToPull(NamedTuple):
 
 
 PiecesByProcess = Mapping[int, list[PiecesToPull]]  # the processes of the offer
-
-
-def _questions(pieces: list[PiecesToPull]) -> list[list[PiecesToPull]]:
-    """Return the pieces in lists, each of at most ``MOST_PIECES``."""
-    questions: list[list[PiecesToPull]] = []
-    room = 0
-    for each in pieces:
-        first = 0
-        while first < len(each.leaves):
-            if not room:
-                questions.append([])
-                room = MOST_PIECES
-            some = slice(first, first + room)
-            part = each._replace(leaves=each.leaves[some], arrivals=each.arrivals[some])
-            questions[-1].append(part)
-            first += len(part.leaves)
-            room -= len(part.leaves)
-    return questions
 
 
 @dataclass(frozen=True)
@@ -107,7 +90,9 @@ class OfferToPull:
         questions = [
             (turn, (server - begin) % count, server, of_question)
             for server, of_server in pieces.items()
-            for turn, of_question in enumerate(_questions(of_server))
+            for turn, of_question in enumerate(
+                groups_within(of_server, [len(each.leaves) for each in of_server], MOST_PIECES)
+            )
         ]
         questions.sort(key=lambda each: each[:2])
         following = iter(enumerate(questions))  # from which several threads take

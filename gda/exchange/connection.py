@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gda.layout.cover import boxes_of_chunks
+from gda.layout.indices import index_at
 from gda.layout.strict_json import parse_json
 from gda.multihost.background import in_thread
 from gda.storage.stores.checksums import crc32c, require_crc32c
@@ -434,10 +436,6 @@ def _parts(block: Elements, is_whole: bool) -> Iterator[Elements]:
         if block.size:
             yield block
         return
-    rows = _PART_BYTES * len(block) // block.nbytes
-    if rows:
-        for first in range(0, len(block), rows):
-            yield block[first : first + rows]
-    else:
-        for row in block:
-            yield from _parts(row, is_whole)
+    whole = index_at((0,) * block.ndim, block.shape)
+    for part in boxes_of_chunks(whole, (1,) * block.ndim, _PART_BYTES // block.itemsize):
+        yield block[part]

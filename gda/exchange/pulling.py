@@ -24,7 +24,7 @@ from gda.exchange.asking import OfferToPull, PiecesToPull
 from gda.exchange.catalog import catalog_of
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import own_pieces
-from gda.exchange.serving import ERRORS, MOST_SECONDS
+from gda.exchange.serving import ERRORS, MOST_PIECES, MOST_SECONDS
 from gda.layout.boundary import set_module
 from gda.layout.cover import groups_within
 from gda.mesh import MeshLike
@@ -219,10 +219,12 @@ class _Pull:
                 alike[key].append((number, arrival))
             questions: defaultdict[int, list[PiecesToPull]] = defaultdict(list)
             for (*_, plan, dtype), some in alike.items():
-                numbers, arrived = zip(*some, strict=True)
-                for piece in own_pieces(catalog.grid_of(arrived[0].record), plan, near):
-                    each = PiecesToPull(piece, dtype.name, numbers, arrived)
-                    questions[piece.server].append(each)
+                pieces = own_pieces(catalog.grid_of(some[0][1].record), plan, near)
+                for part in groups_within(some, [1] * len(some), MOST_PIECES):
+                    numbers, arrived = zip(*part, strict=True)
+                    for piece in pieces:
+                        each = PiecesToPull(piece, dtype.name, numbers, arrived)
+                        questions[piece.server].append(each)
             offer.pull(catalog, questions)
             for _, arrival in group:
                 arrival.finish()

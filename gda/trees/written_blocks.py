@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from gda.arrays.bits import without_padding
-from gda.arrays.process_local import first_holders
+from gda.arrays.process_local import data_by_device, first_holders
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.arrays.transport.to_host import BlockData, is_host
 from gda.layout.cover import writing_of_grid
@@ -30,12 +30,12 @@ from gda.mesh import sharding_of
 from gda.storage.read_boxes import writers_of
 
 
-class _OwnBlocks(NamedTuple):
-    """The blocks that this process writes of the arrays of one layout and turn."""
+class OwnBlock(NamedTuple):
+    """A block that this process writes, of all arrays of one layout and turn."""
 
-    indices: dict[int, Index]
-    starts: dict[int, Shape]
-    devices: dict[int, Any]
+    box: Index  # with every start and stop
+    start: Shape
+    device: Any  # the first of this process that holds it; None if none does
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +47,7 @@ class WrittenArray:
     grid: ShardGrid | None
     turn: int  # as for ProcessView.written_blocks
     is_local: bool  # every process has the whole array, and one of them writes it
-    # The blocks that this process writes, by number; none is of padding alone.
-    indices: Mapping[int, Index]  # with every start and stop
-    starts: Mapping[int, Shape]  # of the first element
-    devices: Mapping[int, Any]  # the first of this process that holds it; None if none does
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(self.indices)
+    own: Mapping[int, OwnBlock]  # by number; none is of padding alone
 
     @property
     def shape(self) -> Shape:
@@ -68,8 +61,8 @@ class WrittenArray:
         return self.array.block_shape if isinstance(self.array, SourceArray) else self.array.shape
 
     def index(self, number: int) -> Index:
-        """Return the index of a block of ``numbers``, for messages and targets."""
-        return self.indices[number] if self.grid is None else self.grid.block_index(number)
+        """Return the index of a block of ``own``, for messages and targets."""
+        return self.own[number].box if self.grid is None else self.grid.block_index(number)
 
     @property
     def has_several_writers(self) -> bool:
@@ -97,26 +90,23 @@ class WrittenArray:
         return writing.writers(blocks.ravel(), self.turn).reshape(blocks.shape)
 
     def blocks(self) -> dict[int, BlockData]:
-        """Return the data of each block of ``numbers``: a view if it is in memory of the host.
+        """Return the data of each block of ``own``: a view if it is in memory of the host.
 
         While a view lives, a step to which the array is donated copies the block instead.
         """
-        array, devices = self.array, self.devices
+        array, own = self.array, self.own
         if isinstance(array, SourceArray):
-            return {number: array.block(number) for number in self.numbers}
-        if isinstance(array, np.ndarray) or not devices:
-            return dict.fromkeys(devices, array)
-        if self.is_local:
-            data_on = dict.fromkeys(array.devices(), array)
-        else:
-            data_on = {shard.device: shard.data for shard in array.addressable_shards}
-        blocks: dict[int, BlockData] = {number: data_on[each] for number, each in devices.items()}
+            return {number: array.block(number) for number in own}
+        if isinstance(array, np.ndarray) or not own:
+            return dict.fromkeys(own, array)
+        data_on = dict.fromkeys(array.devices(), array) if self.is_local else data_by_device(array)
+        blocks: dict[int, BlockData] = {n: data_on[each.device] for n, each in own.items()}
         # NumPy stores elements of less than a byte in another form, for which JAX makes a copy.
         if width_of(array.dtype)[0] >= 8 and is_host(next(iter(data_on))):
             blocks = dict(zip(blocks, map(np.asarray, blocks.values()), strict=True))
         if array.shape != self.shape:
             for number, data in blocks.items():
-                blocks[number] = _first_of(data, shape_at(self.indices[number], self.shape))
+                blocks[number] = _first_of(data, shape_at(own[number].box, self.shape))
         return blocks
 
 
@@ -154,38 +144,36 @@ def written_arrays(
             processes: Any = grid.processes
             turn = turn % writing_of_grid(grid, processes).period if shares_out else 0
             plan = _plan_of(grid, sharding_of(array).mesh, turn, are_held)
-        written.append(WrittenArray(array, grid, turn, is_local, *plan))
+        written.append(WrittenArray(array, grid, turn, is_local, plan))
     return written
 
 
-def _plan_of_local(array: Any, turn: int) -> _OwnBlocks:
+def _plan_of_local(array: Any, turn: int) -> dict[int, OwnBlock]:
     if turn % jax.process_count() != jax.process_index():
-        return _OwnBlocks({}, {}, {})
+        return {}
     start = (0,) * array.ndim
     (device,) = getattr(array, "devices", set)() or [None]
-    return _OwnBlocks({0: index_at(start, array.shape)}, {0: start}, {0: device})
+    return {0: OwnBlock(index_at(start, array.shape), start, device)}
 
 
-def _plan_of_source(array: SourceArray, turn: int) -> _OwnBlocks:
+def _plan_of_source(array: SourceArray, turn: int) -> dict[int, OwnBlock]:
     writers = writers_of(array.num_blocks, jax.process_count(), turn)
     numbers = np.flatnonzero(writers == jax.process_index()).tolist()
     indices = {number: array.index(number) for number in numbers}
-    starts = {number: start_of(index) for number, index in indices.items()}
-    return _OwnBlocks(indices, starts, dict.fromkeys(numbers))
+    return {number: OwnBlock(index, start_of(index), None) for number, index in indices.items()}
 
 
 @lru_cache(maxsize=256)  # a tree has many arrays of few layouts, and is saved again
-def _plan_of(grid: ShardGrid, mesh: Any, turn: int, are_held: bool) -> _OwnBlocks:
+def _plan_of(grid: ShardGrid, mesh: Any, turn: int, are_held: bool) -> dict[int, OwnBlock]:
+    own: dict[int, OwnBlock] = {}
     if 0 in grid.global_shape:
-        return _OwnBlocks({}, {}, {})
-    indices, view = {}, grid.view(jax.process_index())
+        return own
+    view, holders = grid.view(jax.process_index()), first_holders(grid, mesh)
     for number in view.block_ids if are_held else view.written_blocks(turn):
-        index = grid.block_index(number)
-        if not (grid.is_padded and is_empty(index)):
-            indices[number] = bounded(index, grid.global_shape)
-    holders = first_holders(grid, mesh)
-    starts = {number: start_of(index) for number, index in indices.items()}
-    return _OwnBlocks(indices, starts, {number: holders[number] for number in indices})
+        index = bounded(grid.block_index(number), grid.global_shape)
+        if not is_empty(index):  # of padding alone
+            own[number] = OwnBlock(index, start_of(index), holders[number])
+    return own
 
 
 def _first_of(data: BlockData, shape: Shape) -> BlockData:

@@ -16,7 +16,7 @@ import pytest
 from meshes import batch
 
 import gda
-from gda.exchange import asking, serving
+from gda.exchange import asking, pulling, serving
 from gda.exchange.connection import Address, Connection, Deadline
 
 GREETING = b"gda offer 4\n"
@@ -381,9 +381,10 @@ def test_a_question_without_an_end_ends_in_time(
 
 
 def test_many_pieces_are_pulled_by_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (asking, serving):
+    for module in (asking, pulling, serving):
         monkeypatch.setattr(module, "MOST_PIECES", 3)
     tree = {f"w{n}": batch(n + 1, 2) for n in range(10)}
+    tree |= {f"of one shape {n}": batch(3, 2) + n for n in range(10)}
     with gda.offer(tree) as offer:
         pulled = gda.pull(offer.address)
     for name, whole in tree.items():

@@ -349,7 +349,7 @@ def _save(plan: _PlannedSave, options: Options) -> None:
 
         numbered = dict(enumerate(plan.leaves))
         scattered = {number: leaf for number, leaf in numbered.items() if is_scattered(leaf)}
-        sizes = {number: nbytes_of(leaf, leaf.numbers) for number, leaf in numbered.items()}
+        sizes = {number: nbytes_of(leaf, leaf.own) for number, leaf in numbered.items()}
         add = stack.enter_context(counting(options.progress, "save", sum(sizes.values())))
         write({number: leaf for number, leaf in numbered.items() if number not in scattered}, add)
         for group in groups_in_rows(scattered):

@@ -136,7 +136,7 @@ class _Job(NamedTuple):
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
         itemsize = max(self.leaf.array.dtype.itemsize, self.target.dtype.itemsize)
-        return math.prod(shape_at(self.leaf.indices[block], self.leaf.shape)) * itemsize
+        return math.prod(shape_at(self.leaf.own[block].box, self.leaf.shape)) * itemsize
 
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:

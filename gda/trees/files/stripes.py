@@ -94,7 +94,7 @@ def write_leaves(
 
 def nbytes_of(leaf: WrittenArray, numbers: Iterable[int]) -> int:
     """Return the bytes of some blocks of an array."""
-    shapes = [shape_at(leaf.indices[number], leaf.shape) for number in numbers]
+    shapes = [shape_at(leaf.own[number].box, leaf.shape) for number in numbers]
     return sum(map(math.prod, shapes)) * leaf.array.dtype.itemsize
 
 
@@ -116,14 +116,14 @@ def _is_copied(leaf: WrittenArray) -> bool:
 def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
     """Yield the numbers of blocks, in groups that are better written together."""
     if isinstance(leaf.array, SourceArray):  # its blocks are large
-        yield from ([number] for number in leaf.numbers)
+        yield from ([number] for number in leaf.own)
         return
     # A write costs as much as copying some thousand bytes, so short runs are joined.
     # Blocks on the host take no memory.
     most = max_bytes if _is_copied(leaf) else None
     stripe: list[int] = []
-    for number in sorted(leaf.numbers, key=lambda each: start_of(leaf.indices[each])):
-        if stripe and not _continues(leaf, stripe, leaf.indices[number], most):
+    for number in sorted(leaf.own, key=lambda each: leaf.own[each].start):
+        if stripe and not _continues(leaf, stripe, leaf.own[number].box, most):
             yield stripe
             stripe = []
         stripe.append(number)
@@ -135,7 +135,7 @@ def _continues(
     leaf: WrittenArray, stripe: Sequence[int], index: Index, most_bytes: int | None
 ) -> bool:
     """Return True if the block at an index follows those of a stripe, and is to join them."""
-    first, last = leaf.indices[stripe[0]], leaf.indices[stripe[-1]]
+    first, last = leaf.own[stripe[0]].box, leaf.own[stripe[-1]].box
     block, itemsize = shape_at(first, leaf.shape), leaf.array.dtype.itemsize
     axis = axis_of_runs(leaf.shape, block)
     if not axis or math.prod(block[axis:]) * itemsize * len(stripe) >= _LONG_RUN:
@@ -183,7 +183,7 @@ def _task(
 ) -> Task:
     def work() -> None:
         for (number, leaf, numbers, file, first), hosts in writes:
-            index = leaf.indices[numbers[0]]
+            index = leaf.own[numbers[0]].box
             dtype = np.dtype(leaf.array.dtype).newbyteorder("<")
             try:
                 values = [host.values().astype(dtype, copy=False) for host in hosts]

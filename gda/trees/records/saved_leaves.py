@@ -200,9 +200,8 @@ def with_blocks(
 
 
 def _saved(number: int, record: ArrayLeaf, written: WrittenArray) -> SavedLeaf:
-    data = written.blocks()
-    starts, devices = written.starts.values(), written.devices.values()
-    blocks = tuple(map(Block, data, starts, data.values(), devices))
+    own, data = written.own, written.blocks()
+    blocks = tuple([Block(n, own[n].start, block, own[n].device) for n, block in data.items()])
     own = written.array if written.is_local or isinstance(written.array, SourceArray) else None
     return SavedLeaf(number, record, written.grid, written.block_shape, blocks, own)
 
