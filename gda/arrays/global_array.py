@@ -27,6 +27,10 @@ PlacingCallback = Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[ja
 _LEAVES = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
 
+class _NoLeaf:
+    """The default of the argument ``array``, for which ``None`` is a value."""
+
+
 def unwrapped(tree: Any) -> Any:
     """Return the tree with the array of each container in its place."""
     # Flattening takes longer than these checks, which the usual operands pass.
@@ -111,14 +115,16 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         device_buffers: Iterable[jax.Array] | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
-        array: Any = None,
+        array: Any = _NoLeaf,
     ) -> None:
-        # JAX's tree functions, in every jitted call, pass `array=` alone, and as it anything: see
-        # `_from_leaf`. A `__new__` in place of this would take a quarter longer.
-        if not (global_shape is mesh is spec is device_buffers is dtype is None):
+        # JAX's tree functions, in every jitted call, pass `array=` alone, and as it anything, also
+        # None: see `_from_leaf`. A `__new__` in place of this would take a quarter longer.
+        if array is _NoLeaf or not (
+            global_shape is mesh is spec is device_buffers is dtype is None
+        ):
             from gda.arrays.construction import from_callbacks
 
-            if array is not None:
+            if array is not _NoLeaf:
                 raise TypeError(
                     "GlobalArray got array= and other arguments; wrap an array that has its "
                     "sharding with GlobalArray.from_array(array)"

@@ -516,6 +516,14 @@ def test_a_tree_keeps_its_structure_around_any_leaves(leaves: list[Any]) -> None
     assert jax.tree.structure(pairs, is_leaf=lambda node: type(node) is tuple) == structure
 
 
+def test_a_container_of_nothing_is_refused_and_one_of_none_is_not() -> None:
+    with pytest.raises(TypeError, match="takes global_shape, mesh, spec and device_buffers"):
+        gda.GlobalArray()
+    with pytest.raises(TypeError, match="got array= and other arguments"):
+        gda.GlobalArray((8,), array=None)
+    assert jax.tree.map(lambda _: None, holding(DATA)).array is None
+
+
 @pytest.mark.parametrize("leaf", SIMPLE, ids=lambda leaf: type(leaf).__name__)
 def test_a_container_of_no_array_has_no_layout_and_says_so(mesh: Mesh, leaf: object) -> None:
     g, p = holding(leaf), holding(leaf, (2,))
