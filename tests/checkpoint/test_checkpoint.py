@@ -235,6 +235,11 @@ def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert restored["step"] == 3
     assert restored["lora"] is like["lora"]
     assert restored["new"] == like["new"]
+    # Layouts of the whole of ``like`` also name leaves that the checkpoint lacks.
+    specs = {"w": P(), "lora": P(), "new": {"numpy": P()}}
+    moved = restore(tmp_path, like, mesh=auto_mesh, specs=specs, missing="keep")
+    assert moved["w"].spec == P()
+    assert moved["lora"] is like["lora"]
     shape = jax.ShapeDtypeStruct((2,), np.float32)
     gone = jnp.ones(2)
     gone.delete()

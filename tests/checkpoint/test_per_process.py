@@ -16,6 +16,7 @@ from meshes import one_folder
 
 import gda
 from gda.checkpoint import CorruptionError, PerProcess, diff, inspect, restore, save, save_async
+from gda.checkpoint.converting import convert
 from gda.trees.per_process import from_bytes, to_bytes
 
 FOUR, TWO = (4, 2), (2, 4)  # processes and devices of each
@@ -143,6 +144,8 @@ def test_fewer_and_more_processes_merge_the_values(
     assert [dealt for _, dealt, _ in process_pool(*FOUR).run(save_again, two, f"{four}2")] == [
         *([0], [2], [1], [3])
     ]
+    convert(four, f"{tmp_path}/converted", merge=lambda values, count: [concatenated(values, 1)])
+    assert restore(f"{tmp_path}/converted")["data"] == PerProcess([[0, 1, 2, 3]])
     with pytest.raises(ValueError, match=r"merge returned 3 values for 1 process;") as caught:
         restore(four, merge=lambda values, count: values[:3])
     assert caught.value.__notes__ == ["gda: at data of the tree"]

@@ -83,6 +83,15 @@ def test_only_arrays_of_one_kind_are_tied(tmp_path: Path) -> None:
     assert (found["n"], found["m"]) == (7, 7)
 
 
+def test_numbers_are_saved_for_each_leaf_whether_they_are_one_object_or_not(
+    tmp_path: Path,
+) -> None:
+    one = np.float32(2)
+    save(tmp_path / "one", {"a": one, "b": one})
+    save(tmp_path / "two", {"a": np.float32(2), "b": np.float32(2)})
+    assert inspect(tmp_path / "one").leaves == inspect(tmp_path / "two").leaves
+
+
 def test_a_run_links_a_tied_array_and_goes_on_with_it(tmp_path: Path) -> None:
     state = tied(jnp.asarray(LARGE))
     with gda.checkpoint.Run(tmp_path, every=1) as run:
