@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -164,8 +164,6 @@ class _LoadedLeaf(NamedTuple):
         return array if is_plain or are_bare_keys(self.source) else GlobalArray.from_array(array)
 
 
-BuildT = TypeVar("BuildT", PendingArray, TensorByRows)
-
 _Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are
 
 
@@ -233,16 +231,13 @@ class _LoadingTree:
         """Return what must be the same in all processes."""
         description = describe(self._tree_of(leaves, lambda build: build.wanted()))
         if self.options.read_once:
-            description |= reads_wanted(_builds_of(leaves, PendingArray), self.options)
+            description |= reads_wanted(_builds_of(leaves), self.options)
         return description
 
     def read(self, leaves: _Leaves) -> Any:
         """Read the blocks of all sources, and return the tree of arrays."""
-        builds = _builds_of(leaves, PendingArray)
-        if self.options.read_once:
-            read_builds(builds, self.options, "load_tree")
-        else:
-            read_all(builds, self.options, "load_tree", _builds_of(leaves, TensorByRows))
+        read = read_builds if self.options.read_once else read_all
+        read(_builds_of(leaves), self.options, "load_tree")
         return self._tree_of(leaves, lambda build: build.array())
 
     def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | TensorByRows], Any]) -> Any:
@@ -256,9 +251,8 @@ class _LoadingTree:
         return jax.tree.unflatten(jax.tree.structure(self.tree, is_leaf=is_container), made)
 
 
-def _builds_of(leaves: _Leaves, kind: type[BuildT]) -> list[BuildT]:
-    builds = [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
-    return [build for build in builds if isinstance(build, kind)]
+def _builds_of(leaves: _Leaves) -> list[Any]:
+    return [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
 
 
 def _shaped(source: Any) -> jax.ShapeDtypeStruct:

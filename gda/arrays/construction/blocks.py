@@ -244,19 +244,15 @@ class BlockReader:
             array = as_numpy(value, index)
             # An object may return an array that it keeps; lists and numbers become new arrays.
             is_new = array.base is None and not hasattr(value, "__array__")
-            return self._from_numpy(index, array, is_new)
+            return self.from_numpy(index, array, is_new)
         self._has_strong = True
-        return self._from_numpy(index, value, is_sole and _owns_memory(value))
+        return self.from_numpy(index, value, is_sole and _owns_memory(value))
 
     def _see_type(self, value: object) -> None:
         if is_weak(value):
             self._has_weak = True
         else:
             self._has_strong = True
-
-    def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
-        """Return a buffer of ``empty`` that was filled and will not be written to any more."""
-        return self._from_numpy(index, buffer, sole=True)
 
     def empty(self, dtype: np.dtype[Any], index: Index | None = None) -> np.ndarray[Any, Any]:
         """Return an aligned buffer for one block: that at ``index``, or one with its padding."""
@@ -283,7 +279,7 @@ class BlockReader:
             raise self.keys_error(index, value.dtype)
         if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
-            return self._from_numpy(index, np.asarray(value), sole=False)
+            return self.from_numpy(index, np.asarray(value), sole=False)
         is_cast = self.wanted_dtype is not None and value.dtype != self.dtype
         if is_cast or len(value.devices()) > 1:
             with own_settings():
@@ -307,7 +303,7 @@ class BlockReader:
             return value
         is_key = is_extended(value.dtype)
         if is_on_cpu(value) and not is_key:
-            return self._from_numpy(index, np.asarray(value), sole=False)
+            return self.from_numpy(index, np.asarray(value), sole=False)
         if not is_whole:
             return padded(value, self.shape, 0 if is_key else fill_of(self._fill, value.dtype))
         return jax.device_put(value, value.sharding, may_alias=False)
@@ -319,7 +315,8 @@ class BlockReader:
             "jax.random.wrap_key_data(block) and numbers of keys by jax.random.key_data(block)"
         )
 
-    def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
+    def from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
+        """Return the block of an array; with ``sole``, of one that nothing else will write to."""
         wanted = self.wanted_dtype or native(value.dtype)
         if self.wanted_dtype is None and wanted.hasobject and wanted.names is None:
             raise TypeError(

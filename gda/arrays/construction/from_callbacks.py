@@ -58,9 +58,8 @@ def array_from_callback(
         read_all([pending], options or Options(), "from_callback")
         return pending.array()
 
-    plan = partial(_plan_of, global_shape, mesh, spec, dtype, pad)
     name = f"{'PaddedArray' if pad else 'GlobalArray'}.from_callback"
-    return _together(name, mesh, plan, work, dtype, fill if pad else None)
+    return _planned(work, name, global_shape, mesh, spec, dtype, fill if pad else None)
 
 
 def array_from_source(
@@ -77,8 +76,8 @@ def array_from_source(
         return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
     def request(pending: PendingArray) -> Description:
-        array = _wanted(pending.plan, pending.reader.dtype, fill if pad else None)
-        return array | reads_wanted([pending], options)
+        wanted = _wanted(pending.reader.dtype, fill if pad else None, pending.plan)
+        return wanted | reads_wanted([pending], options)
 
     def work(pending: PendingArray) -> jax.Array:
         read_builds([pending], options, "from_source")
@@ -111,8 +110,7 @@ def array_from_batched_callback(
             next(returned, None)  # checks the last replicas
         return reader.place(blocks)
 
-    plan = partial(_plan_of, global_shape, mesh, spec, dtype)
-    return _together("GlobalArray.from_batched_callback", mesh, plan, work, dtype)
+    return _planned(work, "GlobalArray.from_batched_callback", global_shape, mesh, spec, dtype)
 
 
 def array_from_batched_callback_with_devices(
@@ -134,8 +132,8 @@ def array_from_batched_callback_with_devices(
         order = "the devices that the callback was given"
         return reader.assemble(buffers, expected, "the callback's array", order)
 
-    plan = partial(_plan_of, global_shape, mesh, spec, dtype)
-    return _together("GlobalArray.from_batched_callback_with_devices", mesh, plan, work, dtype)
+    name = "GlobalArray.from_batched_callback_with_devices"
+    return _planned(work, name, global_shape, mesh, spec, dtype)
 
 
 @communicates("GlobalArray", if_checked())
@@ -162,42 +160,36 @@ def array_from_device_buffers(
             )
         return array
 
-    plan = partial(_plan_of, global_shape, mesh, spec, dtype)
-    return _together("GlobalArray", mesh, plan, work, dtype)
+    return _planned(work, "GlobalArray", global_shape, mesh, spec, dtype)
 
 
-def _together(
-    name: str,
-    mesh: MeshLike,
-    plan: Callable[[], LocalBlocks],
+def _planned(
     work: Callable[[LocalBlocks], jax.Array],
+    name: str,
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
     dtype: npt.DTypeLike | None,
     padded_with: object = None,
 ) -> jax.Array:
     """Return the result of ``work``; if checks are on, processes compare the plan first."""
-    request = partial(_wanted, dtype=dtype, padded_with=padded_with)
-    return together(name, mesh, work, prepare=plan, request=request)
+
+    def prepare() -> LocalBlocks:
+        plan = local_blocks_of(global_shape, mesh, spec, padded_with is not None)
+        plan.check_dtype_is_known(dtype)
+        return plan
+
+    request = partial(_wanted, dtype, padded_with)
+    return together(name, mesh, work, prepare=prepare, request=request)
 
 
-def _wanted(plan: LocalBlocks, dtype: Any, padded_with: object) -> Description:
+def _wanted(dtype: Any, padded_with: object, plan: LocalBlocks) -> Description:
     return describe_wanted(plan.grid.global_shape, plan.sharding, dtype, padded_with)
 
 
 def _is_small(plan: LocalBlocks) -> bool:
     """Return True if blocks are small in any dtype, so that all are sent together."""
     return math.prod(plan.grid.shard_shape) * 16 < LARGE_BYTES
-
-
-def _plan_of(
-    global_shape: Iterable[int],
-    mesh: MeshLike,
-    spec: SpecLike | None,
-    dtype: npt.DTypeLike | None,
-    pad: bool = False,
-) -> LocalBlocks:
-    plan = local_blocks_of(global_shape, mesh, spec, pad)
-    plan.check_dtype_is_known(dtype)
-    return plan
 
 
 def _check_function(callback: object) -> None:

@@ -98,9 +98,7 @@ class PendingArray:
             with jax.enable_x64(self._x64):  # which belongs to a thread
                 block = self._read([self.plan.distinct[number]])[0]
                 if isinstance(block, BorrowedBlock):
-                    sent = self.plan.sent(number, block.view(np.ndarray))
-                    jax.block_until_ready(list(sent.values()))
-                    return sent
+                    return self._sent(number, block.view(np.ndarray))
                 return block
         except Exception as error:
             note_path(error, leaf_path(self._keys))  # the reader has noted the index
@@ -114,10 +112,14 @@ class PendingArray:
         """Send a complete block, and wait for it, if its memory allows; return True then."""
         if data.dtype != self.reader.dtype or not self.reader.borrows(data):
             return False
-        sent = self.plan.sent(number, data)
-        jax.block_until_ready(list(sent.values()))
-        self._arrays |= sent
+        self._arrays |= self._sent(number, data)
         return True
+
+    def _sent(self, number: int, data: np.ndarray[Any, Any]) -> dict[Device, jax.Array]:
+        """Send a block whose memory other code may change; wait for it."""
+        sent = self.plan.sent(number, data)
+        jax.block_until_ready([*sent.values()])
+        return sent
 
     def task(self, report: Callable[[int], object], number: int) -> Task:
         """Return the task that reads a block by itself."""
@@ -144,7 +146,7 @@ class PendingArray:
         """Keep a filled block in memory that the reader gave."""
         index = self.plan.distinct[number]
         try:
-            block = self.reader.settle_own(index, memory)
+            block = self.reader.from_numpy(index, memory, sole=True)
         except Exception as error:
             self.note_where(index, error)
             raise

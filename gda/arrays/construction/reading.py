@@ -16,21 +16,17 @@ from gda.storage.options import Options, counting
 from gda.storage.tasks import AsyncTask, Task, run
 
 
-def read_all(
-    arrays: Sequence[PendingArray],
-    options: Options,
-    name: str,
-    tensors: Sequence[TensorByRows] = (),
-) -> None:
+def read_all(arrays: Sequence[PendingArray | TensorByRows], options: Options, name: str) -> None:
     """Read all blocks in one run, so that the reads of small arrays overlap too."""
-    by_rows = [tensor.kind.build for tensor in tensors]
+    alone = [each for each in arrays if isinstance(each, PendingArray)]
+    tensors = [each for each in arrays if isinstance(each, TensorByRows)]
     # Small tensors take longer to place than to read.
     large = [tensor.kind.build for tensor in tensors if tensor.kind.is_large]
-    with counting(options.progress, name, lambda: nbytes_of([*arrays, *by_rows])) as report:
-        tasks = [tasks_of(each, report) for each in arrays]
+    with counting(options.progress, name, lambda: nbytes_of(arrays)) as report:
+        tasks = [tasks_of(each, report) for each in alone]
         if tensors:
             tasks.append(tasks_by_rows(tensors, options.max_bytes, report))
-        run(chain.from_iterable(tasks), with_workers(options, [*arrays, *large]))
+        run(chain.from_iterable(tasks), with_workers(options, [*alone, *large]))
 
 
 def tasks_of(
@@ -45,7 +41,7 @@ def tasks_of(
     return map(partial(pending.task, report), numbers)
 
 
-def nbytes_of(arrays: Sequence[PendingArray]) -> int:
+def nbytes_of(arrays: Sequence[PendingArray | TensorByRows]) -> int:
     return sum(each.nbytes for each in arrays)
 
 

@@ -101,6 +101,10 @@ class TensorByRows:
     def plan(self) -> LocalBlocks:
         return self.kind.build.plan
 
+    @property
+    def nbytes(self) -> int:
+        return self.kind.build.nbytes
+
     def wanted(self) -> jax.ShapeDtypeStruct:
         return self.kind.build.wanted()
 
@@ -175,7 +179,7 @@ def _place(
             ]
     for each, array in zip(tensors, arrays, strict=True):
         each.placed = array
-    report(sum(each.kind.build.nbytes for each in tensors))
+    report(sum(each.nbytes for each in tensors))
     return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
 
 
