@@ -314,7 +314,7 @@ def _run_in(init: int, *command: object) -> str:
     words = [*_entering(init, "-U", "-n", "-m", "-u"), *map(str, command)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
-        raise OSError(f"{' '.join(words)}: {done.stderr}")
+        raise OSError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
     return done.stdout
 
 
