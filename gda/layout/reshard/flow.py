@@ -25,6 +25,7 @@ _Numbers = IntArray | Sequence[int]
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
 AT_A_TIME = 2**20
+_SEARCHED_AT_A_TIME = 2**16
 
 
 class Holding:
@@ -243,8 +244,10 @@ class Flow:
         ranks = _places(numbers_of(self.target), numbers_of(self.source))[holding.ranks]
         requested = np.zeros_like(holding.counts)
         shared = np.flatnonzero(ranks >= 0)
+        # Process after process, few at a time: what is searched stays in the processor's cache.
+        shared = shared[np.argsort(ranks[shared], kind="stable")]
         counts = needed.counts[ranks[shared]]
-        for run in _runs(counts):
+        for run in _runs(counts, _SEARCHED_AT_A_TIME):
             groups = np.repeat(shared[run], counts[run])
             numbers = needed.firsts[ranks[groups]] + _counted(counts[run])
             boxes = tiling_of(self.source).boxes(holding.blocks[groups])
@@ -377,8 +380,11 @@ def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
 
 def _places(known: _Numbers, given: _Numbers) -> IntArray:
     """Return the place of each given number among the known ones, which ascend; -1 if missing."""
+    known, given = np.asarray(known), np.asarray(given)
+    if known[-1] - known[0] == len(known) - 1:  # without a gap
+        return np.where((known[0] <= given) & (given <= known[-1]), given - known[0], -1)
     places = np.minimum(np.searchsorted(known, given), len(known) - 1)
-    return np.where(np.asarray(known)[places] == given, places, -1)
+    return np.where(known[places] == given, places, -1)
 
 
 def _begins(counts: IntArray) -> IntArray:
@@ -390,11 +396,11 @@ def _counted(counts: IntArray) -> IntArray:
     return np.arange(counts.sum()) - np.repeat(_begins(counts), counts)
 
 
-def _runs(counts: IntArray) -> Iterator[IntArray]:
+def _runs(counts: IntArray, at_a_time: int = AT_A_TIME) -> Iterator[IntArray]:
     """Yield runs of positions that have about as many pieces as are taken at a time."""
     ends = np.cumsum(counts)
     first = done = 0
     while first < len(counts):
-        stop = max(first + 1, int(np.searchsorted(ends, done + AT_A_TIME, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, done + at_a_time, side="right")))
         yield np.arange(first, stop)
         first, done = stop, int(ends[stop - 1])
