@@ -76,7 +76,12 @@ def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
 
 def lines_of(results: Sequence[RehearsalResult]) -> list[str]:
     """Return the table of several meshes, and the reasons of those without a rehearsal."""
-    from gda.compiled.report.rehearsal_text import distance_of, omissions_of, repetition_of
+    from gda.compiled.report.rehearsal_text import (
+        distance_of,
+        omissions_of,
+        range_of,
+        repetition_of,
+    )
 
     are_several = len({each.request.topology for each in results}) > 1
     rehearsed = [
@@ -85,6 +90,13 @@ def lines_of(results: Sequence[RehearsalResult]) -> list[str]:
         if each.rehearsal
     ]
     parts = _tables([each for each in results if each.rehearsal], are_several)
+    ranges = {
+        f"{each.request.topology}: " * are_several + range_of(each.rehearsal).strip("()"): None
+        for each in results
+        if each.rehearsal and each.rehearsal.seconds.estimate
+        if not each.rehearsal.seconds.is_bound
+    }
+    parts.append([*ranges])
     if rehearsed and (words := distance_of(rehearsed[0][1])):
         is_first = "the first" if rehearsed[0][1].cost else "the fastest"
         parts.append([f"{rehearsed[0][0]} is {is_first} of these: {words}"])
@@ -112,18 +124,19 @@ class _Column(NamedTuple):
 
 
 def _tables(results: Sequence[RehearsalResult], are_several: bool) -> list[list[str]]:
-    """Return the heading and the table, or two if one is too wide for the terminal."""
+    """Return the heading and the table, or several if one is too wide for the terminal."""
     rehearsals = [each.rehearsal for each in results if each.rehearsal]
     if not rehearsals:
         return []
-    to_decide, reasons = _columns(rehearsals), _columns_of_reasons(rehearsals)
-    one = _table(results, [*to_decide, *reasons], are_several, None)
-    is_wide = max(map(len, one)) > terminal_width()
-    groups = [to_decide, reasons] if is_wide else [[*to_decide, *reasons]]
-    return [
-        _heading(results, are_several),
-        *(_table(results, each, are_several, terminal_width()) for each in groups if each),
-    ]
+    groups: list[list[_Column]] = [[]]
+    for column in (*_columns(rehearsals), *_columns_of_reasons(rehearsals)):
+        wider = [*groups[-1], column]
+        if max(map(len, _table(results, wider, are_several, None))) <= terminal_width():
+            groups[-1] = wider
+        else:
+            groups.append([column])
+    tables = [_table(results, each, are_several, terminal_width()) for each in groups if each]
+    return [_heading(results, are_several), *tables]
 
 
 def _heading(results: Sequence[RehearsalResult], are_several: bool) -> list[str]:
@@ -194,12 +207,20 @@ def _columns(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
 
 
 def _columns_of_reasons(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
-    """Return the columns with what speaks for the time: shares, bytes over axes, activations."""
+    """Return the columns with the range of a time, and with what is behind it."""
     from gda.compiled.hlo import format_axes, format_size
     from gda.compiled.report.rehearsal_text import sharded_over
+    from gda.compiled.seconds import format_seconds
 
     def share(of: float | None) -> str:
         return "" if of is None else f"{of:.0%}"
+
+    def measured(of: Rehearsal) -> str:
+        if not (times := of.measured_range) or of.seconds.estimate is None:
+            return ""
+        low, high = (format_seconds(of.seconds.estimate * n) for n in (times.low, times.high))
+        unit = high.partition(" ")[2]
+        return high if low == high else f"{low.removesuffix(f' {unit}')} to {high}"
 
     def over(axes: Any) -> Callable[[Rehearsal], str]:
         return lambda of: format_size({each.axes: each.nbytes for each in of.traffic}.get(axes, 0))
@@ -209,6 +230,7 @@ def _columns_of_reasons(rehearsals: Sequence[Rehearsal]) -> list[_Column]:
     has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for rehearsal in rehearsals)
     times = [each.seconds for each in rehearsals]
     columns = [
+        _Column("range", measured, any(each.measured_range for each in rehearsals)),
         _Column("MFU", lambda each: share(each.seconds.mfu), any(each.mfu for each in times)),
         _Column(
             "HFU",
