@@ -26,7 +26,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 check({*HEAVY, "rich", "numpy"})
 
 ARRAY = "--shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data"
-check({*HEAVY, "rich"}, f"plan {ARRAY} --devices-per-process 8")
+check({*HEAVY, "rich"}, f"show {ARRAY} --devices-per-process 8")
 
 gda.ShardGrid((8,), {"x": 4}, ("x",)).starts
 assert gda.show.text((8,), {"x": 4}, ("x",), dtype="bfloat16").startswith("plan (8,) bfloat16\\n")

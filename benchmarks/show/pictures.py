@@ -1,4 +1,4 @@
-"""Pictures of layouts, and ``gda plan`` from its start to its end."""
+"""Pictures of layouts, and ``gda show`` from its start to its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICES = 64
 MIB = 2**20
 
 _PLAN = (
-    *("plan", "--shape", "65536x8192", "--dtype", "bfloat16", "--mesh", "data=64,model=16"),
+    *("show", "--shape", "65536x8192", "--dtype", "bfloat16", "--mesh", "data=64,model=16"),
     *("--spec", "data,model", "--devices-per-process", "8"),
 )
 
@@ -91,7 +91,7 @@ _SVG = "SVG of 4,096 blocks over 4,096 devices of 512 processes"
 
 WORKS = [
     Work(
-        "gda plan of 1,024 devices, from start to end of the process",
+        "gda show of 1,024 devices, from start to end of the process",
         partial(_command, "import jax", "import numpy"),
         {
             "python -c 'import jax', what any answer with JAX costs": None,

@@ -2,17 +2,19 @@
 
 Provisional: see ``docs/stable.md``.
 
-``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
-``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint; ``diff``
-compares two; ``verify`` reads one; ``convert`` makes one of other files, or other files of one.
+``show`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
+``plan`` has the memory of a tree, from its shapes. ``rehearse`` compiles a program, in other
+processes. ``inspect`` looks at a checkpoint; ``diff`` compares two; ``verify`` reads one;
+``convert`` makes one of other files, or other files of one.
 ``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``notation`` (the texts of options), ``commands``; ``plans``; ``rehearsals``
-with ``rehearsal_processes`` and ``rehearsal_program``; ``checkpoints``; ``convert``; ``functions``
-(of the user). What they print is computed elsewhere: a plan is a picture of ``gda.show``.
+Read in this order: ``notation`` (the texts of options), ``commands``; ``pictures``; ``plans``;
+``rehearsals`` with ``rehearsal_table``, ``rehearsal_processes`` and ``rehearsal_program``;
+``checkpoints``; ``convert``; ``functions`` (of the user). What they print is computed elsewhere:
+a picture by ``gda.show``, a plan by ``gda.layouts``.
 """
 
 from __future__ import annotations
@@ -29,18 +31,20 @@ from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, a
 from gda.cli.commands import DAMAGED, ERRORS, INTERRUPTED, OK, WRONG
 from gda.cli.convert import add_convert
 from gda.cli.notation.mistakes import MistakesError
+from gda.cli.pictures import add_show
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.layout.text import printable, unknown_options
 
 _COMMANDS = (
-    *(add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
+    *(add_show, add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
     *(add_rollback, add_hold),
 )
 
 _EPILOG = """\
 examples:
-  gda plan --shape 8192x8192 --dtype bf16 --mesh data=64,model=16 --spec data
+  gda show --shape 8192x8192 --dtype bf16 --mesh data=64,model=16 --spec data
+  gda plan models/llama --mesh data=16,model=4 --optimizer adamw
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
   gda diff runs/a@100 runs/a@latest

@@ -1,83 +1,173 @@
-"""The command ``gda plan``: the layout of an array on devices that need not exist."""
+"""The command ``gda plan``: the memory of a tree on the devices of a mesh that need not exist."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import OK, add_command, read_option, terminal_width
+from gda.cli.commands import (
+    OK,
+    add_command,
+    add_timeout,
+    read_option,
+    terminal_width,
+    without_accelerators,
+)
+from gda.cli.functions import file_and_function, function_of, traceback_of
 from gda.cli.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.cli.notation.mistakes import MistakesError
-from gda.cli.notation.numbers import parse_dtype, parse_number, parse_shape
-from gda.layout.text import format_mesh
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes
 
 if TYPE_CHECKING:
-    from gda.layout.numbering import IntArray
+    from jax.sharding import PartitionSpec
 
-_MOST_DEVICES = 2**22  # some answers take O(devices)
+    from gda.trees.layouts import Layouts
+
+    SpecOf = Callable[[str, Any], PartitionSpec]
+
+_AUTO = "auto"
+
+# Arrays in float32 beside each array of the parameters.
+_OPTIMIZERS = {"adam": 2, "adamw": 2, "lion": 1, "momentum": 1, "sgd": 0}
 
 _EPILOG = """\
+the tree:
+  A checkpoint, a step of a run such as runs/a@latest, a safetensors file or a
+  folder of one model, an Orbax run; or FILE.py:FUNCTION, where FUNCTION() returns
+  shapes: return jax.eval_shape(init, key). No data is read.
+
 specs:
-  One entry for each dimension, between commas: an axis of the mesh (data),
-  several that shard one dimension together (data+model), or _ for not sharded.
-  Dimensions that are omitted at the end are not sharded. P('data', None) of
-  Python can be pasted.
+  --spec 'PATTERN=SPEC' is for the arrays whose path matches, such as
+  '*w1=data,model'; the first that matches counts. --spec SPEC is for all others;
+  without it they are replicated. A spec has one entry for each dimension: an axis
+  (data), several (data+model), or _ for not sharded. auto adds each axis to the
+  largest dimension that it divides; without --spec and --rules, all are auto.
 
 examples:
-  gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
-           --spec data,model --devices-per-process 8
-  gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y
+  gda plan models/llama --mesh data=16,model=4 --optimizer adamw
+  gda plan train.py:shapes --mesh data=8,model=4 --spec '*w1=data,model' \\
+           --spec '*w2=model,data' --spec auto
+  gda plan runs/a@latest --mesh data=64 --rules train.py:rule
 """
-
-_OPTIONS = (
-    ("--shape", "such as 65536x8192; () for a scalar"),
-    ("--dtype", "such as float32, bfloat16 or bf16"),
-    ("--mesh", "axes and sizes, such as data=64,model=16"),
-    ("--spec", "the axes that shard each dimension, such as data,model"),
-)
 
 
 def add_plan(commands: Any) -> None:
-    description = "Show the blocks and bytes of each device of a mesh; no device is needed."
+    description = "Show the bytes of a tree on each device of a mesh; no device is needed."
     parser = add_command(commands, plan, description, epilog=_EPILOG)
-    for name, says in _OPTIONS:
-        parser.add_argument(name, metavar=name[2:].upper(), required=True, help=says)
-    parser.add_argument("--pad", action="store_true", help="pad the sizes that do not divide")
-    parser.add_argument("--devices-per-process", metavar="N", help="devices of each process")
+    parser.add_argument("tree", metavar="TREE", help="a path, or FILE.py:FUNCTION")
+    parser.add_argument(
+        "--mesh", metavar="MESH", required=True, help="axes and sizes, such as data=64,model=16"
+    )
+    parser.add_argument(
+        "--spec",
+        metavar="[PATTERN=]SPEC",
+        action="append",
+        default=[],
+        help="the axes that shard each dimension, of arrays by path, or auto",
+    )
+    parser.add_argument(
+        "--rules", metavar="FILE.py:FUNCTION", help="FUNCTION(path, leaf) returns a PartitionSpec"
+    )
+    parser.add_argument(
+        "--optimizer", choices=[*_OPTIMIZERS], help="add its state, sharded as its arrays"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_timeout(parser)
 
 
 def plan(options: argparse.Namespace) -> int:
-    shape = read_option("--shape", options.shape, parse_shape)
-    dtype = read_option("--dtype", options.dtype, parse_dtype)
-    mesh = read_option("--mesh", options.mesh, parse_mesh)
-    spec = read_option("--spec", options.spec, parse_spec)
-    process_of = _process_of(mesh, options.devices_per_process)
+    mesh_shape = read_option("--mesh", options.mesh, parse_mesh)
+    without_accelerators()
+    from jax.sharding import AbstractMesh
 
-    from gda.layout.grid import ShardGrid
-    from gda.show.subject import Subject
-    from gda.show.terminal import NARROWEST, text_of
+    from gda.compiled.abstract import abstract
+    from gda.compiled.devices.device_kinds import KINDS
+    from gda.trees.layouts import layouts
 
-    grid = ShardGrid(shape, mesh, spec, pad=options.pad, process_of=process_of)
-    width = max(terminal_width(), NARROWEST)
-    print(text_of(Subject(grid, dtype=dtype, kind="plan"), width=width))
+    mesh = AbstractMesh((*mesh_shape.values(),), (*mesh_shape,))
+    rule, unused = _rule_of(options, mesh_shape)
+    found = layouts(abstract(_tree_of(options), mesh, rule))
+    if not found.arrays:
+        raise MistakesError(f"{options.tree} has no arrays")
+    if unused:
+        raise MistakesError(f"no array has a path like {min(unused)!r}, of --spec")
+    nbytes_of_optimizer = _optimizer_bytes(found, options.optimizer)
+    nbytes = found.nbytes_per_device + nbytes_of_optimizer
+    shares = {kind.name: nbytes / kind.capacity_bytes for kind in KINDS}
+    if options.json:
+        about = {"mesh": mesh_shape, "optimizer": options.optimizer}
+        sizes = {"optimizer_bytes_per_device": nbytes_of_optimizer, "all_bytes_per_device": nbytes}
+        document = {**about, **found.to_dict(), **sizes, "share_of_memory": shares}
+        print(json.dumps(document, indent=1, allow_nan=False))
+        return OK
+    lines = [str(found), ""]
+    if options.optimizer:
+        count = counted(_OPTIMIZERS[options.optimizer], "array")
+        of_state = f"{options.optimizer}, {count} in float32 for each"
+        lines += [f"{format_bytes(nbytes)} on each device with {of_state}"]
+    lines += [""] if options.optimizer else []
+    fitting = sorted(((share, name) for name, share in shares.items() if share <= 1), reverse=True)
+    too_small = [name for name, share in shares.items() if share > 1]
+    rows = [("fits", ", ".join(f"{name} {share:.1%}" for share, name in fitting) or "no kind")]
+    rows += [("too small", ", ".join(too_small))] if too_small else []
+    lines += table([("kinds", "part of the memory"), *rows], width=terminal_width())
+    lines += ["", "gradients, activations and the program take memory too: see gda rehearse"]
+    print(*lines, sep="\n")
     return OK
 
 
-def _process_of(mesh: Mapping[str, int], per_process: str | None) -> IntArray | None:
-    """Return the process of each device; None if the number of its devices was not given."""
-    devices = math.prod(mesh.values())
-    if devices > _MOST_DEVICES:
-        raise MistakesError(f"a plan is for at most {_MOST_DEVICES:,} devices; the mesh has more")
-    if per_process is None:
-        return None
-    count = read_option("--devices-per-process", per_process, parse_number)
-    if devices % count:
-        raise MistakesError(
-            f"{count} devices per process do not divide the {devices} devices of the mesh "
-            f"{format_mesh(mesh)}; give a number that does"
-        )
-    import numpy as np
+def _tree_of(options: argparse.Namespace) -> Any:
+    if not re.fullmatch(r".+\.py:\w+", options.tree):
+        from gda.checkpoint.step_folders.folder import path_of
+        from gda.checkpoint.tree_at import open_tree
 
-    return np.arange(devices) // count
+        return open_tree(path_of(options.tree, options.timeout), options.timeout).tree
+    function = function_of(*file_and_function(options.tree, "train.py:shapes"))
+    try:
+        return function()
+    except Exception as error:
+        failed = f"{options.tree} failed; it is called without arguments:"
+        raise MistakesError(failed, *traceback_of(error, __file__)) from None
+
+
+def _rule_of(options: argparse.Namespace, mesh_shape: dict[str, int]) -> tuple[SpecOf, set[str]]:
+    """Return a rule of specs, and the patterns that no path has matched, which it removes."""
+    from jax.sharding import PartitionSpec
+
+    from gda.layout.grid import ShardGrid, better_spec
+
+    if options.rules is not None:
+        if options.spec:
+            raise MistakesError("--rules and --spec were given; give one of them")
+        return function_of(*file_and_function(options.rules, "train.py:rule")), set()
+    given = [each.rpartition("=")[::2] for each in options.spec or [_AUTO]]
+    specs = [
+        (pattern or "*", None if text == _AUTO else read_option("--spec", text, parse_spec))
+        for pattern, text in given
+    ]
+    unused = {pattern for pattern, _ in specs} - {"*"}
+
+    def rule(path: str, leaf: Any) -> PartitionSpec:
+        for pattern, spec in sorted(specs, key=lambda each: each[0] == "*"):
+            if fnmatchcase(path, pattern):
+                unused.discard(pattern)
+                if spec is None:
+                    spec = better_spec(ShardGrid(leaf.shape, mesh_shape, ()))
+                return PartitionSpec(*spec)
+        return PartitionSpec()
+
+    return rule, unused
+
+
+def _optimizer_bytes(found: Layouts, optimizer: str | None) -> int:
+    import jax.numpy as jnp
+
+    floats = (row for row in found.arrays if jnp.issubdtype(jnp.dtype(row.dtype), jnp.inexact))
+    elements = sum(math.prod(row.block_shape) for row in floats)
+    return 4 * elements * _OPTIMIZERS.get(optimizer or "", 0)

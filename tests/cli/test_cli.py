@@ -125,7 +125,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     ("args", "message"),
     [
         (["wrong"], ": invalid choice: 'wrong' ("),
-        (["plan", "--shape", "8", "--mesh", "x=4"], "arguments are required: --dtype, --spec"),
+        (["show", "--shape", "8", "--mesh", "x=4"], "arguments are required: --dtype, --spec"),
         (["verify", "a", "--timeou", "3"], "arguments: --timeou 3; did you mean --timeout?"),
         (
             ["rehearse", "a.py:f", "--topology", "cpu:2", "--mesh", "x=2", "--price", "-1"],
@@ -147,7 +147,7 @@ def test_help_and_version(run: Run) -> None:
     assert max(map(len, out.splitlines())) <= 80
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
-    words = {"plan": "data+model", "inspect": "PATH", "verify": "PATH"}
+    words = {"show": "data+model", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "exit code", "convert": "--map", "rehearse": "'data=8; data=4,model=2'"}
     words |= {"rollback": "STEP", "hold": "STEP"}
     for command, word in words.items():

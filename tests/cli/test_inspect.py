@@ -96,6 +96,23 @@ def test_a_folder_of_steps_of_orbax_and_of_gda(run: Run, tmp_path: Path) -> None
     assert found["owner"]["generation"] == 1
 
 
+def test_one_step_of_a_run_of_orbax_and_of_gda(run: Run, tmp_path: Path) -> None:
+    for step in (9, 10):
+        write_orbax(tmp_path / f"{step}" / "default", {("w",): W + step})
+    row, total, place = run.printed("inspect", f"{tmp_path}@latest").splitlines()
+    assert row.split() == ["w", "float32[4,2]", "32", "B"]
+    assert (total, place) == ("1 leaf, 32 B", f"an Orbax run: {tmp_path}/10")
+    with gda.checkpoint.Run(tmp_path, every=10) as training:
+        state, _ = training.resume({"w": W})
+        training.save(20, state)
+    assert json.loads(run.printed("inspect", f"{tmp_path}@9", "--json"))["kind"] == "orbax"
+    assert json.loads(run.printed("inspect", f"{tmp_path}@latest", "--json"))["path"] == (
+        f"{tmp_path}/00000020"
+    )
+    assert "has no step 11; it has 20" in run.refusal("inspect", f"{tmp_path}@11")
+    assert np.array_equal(gda.checkpoint.restore(f"{tmp_path}@9", {"w": W})["w"], W + 9)
+
+
 def test_steps_without_the_file_of_their_run_are_listed(run: Run, tmp_path: Path) -> None:
     for step in (1, 2):
         gda.checkpoint.save(tmp_path / f"{step:08d}", {"w": W})

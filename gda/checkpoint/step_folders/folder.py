@@ -525,6 +525,8 @@ def _now() -> str:
 def path_of(path: Any, timeout: float) -> Any:
     """Return the path of the step that ``path`` names with ``@``; any other path as it is.
 
+    A step of Orbax's in the folder counts too, except for ``@best``.
+
     Raises:
       CheckpointNotFoundError: the run has no such step.
       ValueError: ``@best``, and the run has no rule for the best.
@@ -534,10 +536,14 @@ def path_of(path: Any, timeout: float) -> Any:
     if found is None or _is_there(open_store(text, timeout)):  # the name of a file may have an @
         return path
     folder, which = RunFolder(found[1], timeout), found[2]
-    if which == "latest":
-        step = max(folder.complete(), default=-1)
+    if which == "best":
+        step = _best(folder)
     else:
-        step = _best(folder) if which == "best" else int(which)
+        ours = {number: each.name for number, each in folder.complete().items()}
+        names = dict(folder.of_orbax()) | ours
+        step = max(names, default=-1) if which == "latest" else int(which)
+        if step in names:
+            return below(folder.path, names[step])
     if step < 0:
         what = "complete step" if which == "latest" else "step with the metric of keep_best"
         raise CheckpointNotFoundError(f"{text}: {folder.url} has no {what}")
