@@ -109,7 +109,7 @@ def test_one_step_of_a_run_of_orbax_and_of_gda(run: Run, tmp_path: Path) -> None
     assert json.loads(run.printed("inspect", f"{tmp_path}@latest", "--json"))["path"] == (
         f"{tmp_path}/00000020"
     )
-    assert "has no step 11; it has 20" in run.refusal("inspect", f"{tmp_path}@11")
+    assert "has no step 11; it has the steps 9, 10, 20" in run.refusal("inspect", f"{tmp_path}@11")
     assert np.array_equal(gda.checkpoint.restore(f"{tmp_path}@9", {"w": W})["w"], W + 9)
 
 

@@ -255,7 +255,8 @@ class RunFolder:
         """Return a complete step; ``CheckpointNotFoundError`` if there is none of this number."""
         steps = self.complete()
         if number not in steps:
-            has = f"the steps {format_numbers(steps)}" if steps else "no complete step"
+            known = sorted({*steps, *(each for each, _ in self.of_orbax())})
+            has = f"the steps {format_numbers(known)}" if known else "no complete step"
             raise CheckpointNotFoundError(f"{self.url} has no step {number}; it has {has}")
         return steps[number]
 
