@@ -55,17 +55,21 @@ def connects(hosts: Hosts, index: int, to: str) -> bool:
     return True
 
 
+def wait_until_connected(hosts: Hosts, index: int, to: str) -> None:
+    limit = time.monotonic() + 60
+    while not connects(hosts, index, to):
+        assert time.monotonic() < limit
+
+
 def test_a_host_is_cut_off_killed_and_replaced(hosts: Hosts) -> None:
     hosts.add(2)
     program = hosts.run("-c", PINGS)
     program.wait_for("of")
-    assert connects(hosts, 0, "host1")
+    wait_until_connected(hosts, 0, "host1")
     hosts[1].cut()
     assert not connects(hosts, 0, "host1")
     hosts[1].mend()
-    limit = time.monotonic() + 60
-    while not connects(hosts, 0, "host1"):
-        assert time.monotonic() < limit
+    wait_until_connected(hosts, 0, "host1")
     process = program._processes[1].pid
     hosts.remove(1)
     wait_until_gone([process])
@@ -113,7 +117,7 @@ def test_link_loses_packets(hosts: Hosts) -> None:
     hosts[1].lose(percent=100)
     assert not connects(hosts, 0, "host1")
     hosts[1].lose(percent=0)
-    assert connects(hosts, 0, "host1")
+    wait_until_connected(hosts, 0, "host1")
 
 
 ENDLESS = """
