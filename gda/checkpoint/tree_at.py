@@ -31,7 +31,7 @@ from gda.trees.records.recorded_tree import (
     ValueLeaf,
     flatten,
 )
-from gda.trees.records.saved_leaves import saved_leaves
+from gda.trees.records.saved_leaves import given_leaves
 
 
 class OpenedTree(NamedTuple):
@@ -79,8 +79,8 @@ def recorded(opened: OpenedTree) -> tuple[RecordedTree, dict[Path, Any]]:
         elif isinstance(leaf, ValuesOfProcesses):
             records.append(PerProcessLeaf(path, "", ((0, 0),) * len(leaf.item.names)))
         else:
-            (saved,) = saved_leaves([(path, leaf)], Options())
-            records.append(saved if isinstance(saved, ValueLeaf) else saved.record)
+            (given,) = given_leaves([(path, leaf)], Options())
+            records.append(given if isinstance(given, ValueLeaf) else given.record)
     return RecordedTree(tuple(records), structure), dict(leaves)
 
 

@@ -29,9 +29,10 @@ from gda.trees.records.saved_leaves import (
     SavedLeaf,
     SavedPerProcess,
     check_same_values,
+    given_leaves,
     kept,
-    saved_leaves,
     values_of,
+    with_blocks,
 )
 
 _LOOPBACK = "127.0.0.1"
@@ -221,7 +222,7 @@ def _held(tree: Any) -> HeldTree:
     """Return the tree with the blocks of this process, safe from later changes."""
     structure, flat = flatten(tree)
     leaves: list[SavedLeaf | ValueLeaf] = []
-    for leaf in saved_leaves(flat, Options(), are_held=True):
+    for leaf in with_blocks(given_leaves(flat, Options()), are_held=True):
         if isinstance(leaf, SavedPerProcess):
             with noting_path(leaf.record.path):
                 raise TypeError("a PerProcess cannot be offered, because it has several values")

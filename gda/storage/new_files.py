@@ -11,13 +11,15 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gda.layout.spec import Shape
+from gda.layout.cover import boxes_of_chunks, move_of
+from gda.layout.indices import hull_of, sizes_of, start_of
+from gda.layout.spec import Index, Shape
 from gda.storage.system_calls import about, begin_to_sync, sync_folder, write_all
 
 # Blocks that are joined, or not contiguous in memory, are copied in parts of so many bytes.
@@ -30,31 +32,27 @@ _LONG_RUN = 2**20  # bytes
 # Not by memory maps, which are faster for short runs: of one page that two hosts change, each on a
 # shared file system, one change may be lost; and a full disk ends the process.
 def write_blocks(
-    file: int, first: int, shape: Shape, start: Shape, blocks: Sequence[np.ndarray[Any, Any]]
+    file: int,
+    first: int,
+    shape: Shape,
+    boxes: Mapping[int, Index],
+    blocks: Mapping[int, np.ndarray[Any, Any]],
 ) -> None:
-    """Write a block of an array, or several side by side, into the data of the array in C order.
+    """Write blocks that fill a box into the data of an array in C order.
 
-    The array, of ``shape``, begins at the byte ``first`` of the file, and the first block at
-    ``start``. Several blocks lie along ``axis_of_runs``, which is not the first axis.
+    The array, of ``shape``, begins at the byte ``first`` of the file. ``boxes`` are the places of
+    the blocks in it, by number, with every start and stop.
     """
-    one, *others = blocks
+    whole, (one, *others) = hull_of(boxes.values()), blocks.values()
     if not others and one.flags.c_contiguous:
-        _write_runs(file, first, shape, start, one)
+        _write_runs(file, first, shape, start_of(whole), one)
         return
-    axis = axis_of_runs(shape, one.shape)
-    nbytes = sum(block.nbytes for block in blocks)
-    has_rows = axis > 1 if others else one.ndim > 1
-    if has_rows and nbytes > PART_BYTES * len(one):  # a row is larger than a part
-        row_bytes = math.prod(shape[1:]) * one.itemsize
-        for row in range(len(one)):
-            at = first + (start[0] + row) * row_bytes
-            write_blocks(file, at, shape[1:], start[1:], [block[row] for block in blocks])
-        return
-    rows = max(1, PART_BYTES * len(one) // max(nbytes, 1))
-    for row in range(0, len(one), rows):
-        part = [block[row : row + rows] for block in blocks]
-        part = np.ascontiguousarray(np.concatenate(part, axis) if others else part[0])
-        _write_runs(file, first, shape, (start[0] + row, *start[1:]), part)
+    most = max(PART_BYTES // one.itemsize, 1)
+    for box in boxes_of_chunks(whole, (1,) * len(shape), most):
+        data = np.empty(sizes_of(box), one.dtype)
+        for part in move_of(boxes, box).parts:
+            data[part.in_box] = blocks[part.block][part.in_block]
+        _write_runs(file, first, shape, start_of(box), data)
 
 
 def _write_runs(

@@ -29,8 +29,9 @@ from gda.trees.records.saved_leaves import (
     SavedLeaf,
     SavedPerProcess,
     check_same_values,
-    saved_leaves,
+    given_leaves,
     values_of,
+    with_blocks,
 )
 
 _MAX_BYTES = 32 * 2**20
@@ -98,7 +99,7 @@ def _leaves_of(
 ) -> dict[Path, Leaf]:
     """Return the records of a tree, with the needed fingerprints; all processes must call it."""
     wait_for_arrays(_NAME, tree)
-    leaves = saved_leaves(flatten(tree)[1], Options(max_bytes=_MAX_BYTES))
+    leaves = with_blocks(given_leaves(flatten(tree)[1], Options(max_bytes=_MAX_BYTES)))
     seconds = min(timeout, timeout_of_calls())
     # An error before it is told to the others.
     check_same_call(_NAME, tree, arguments, timeout=seconds)

@@ -16,8 +16,8 @@ import numpy as np
 
 from gda.arrays.transport.source_blocks import SourceArray
 from gda.arrays.transport.to_host import BlockData, HostBlock, host_blocks
-from gda.layout.indices import shape_at, start_of
-from gda.layout.spec import Index
+from gda.layout.indices import shape_at
+from gda.layout.spec import Shape
 from gda.storage.new_files import PART_BYTES, axis_of_runs, write_blocks
 from gda.storage.options import Options
 from gda.storage.system_calls import about, sync_file
@@ -115,36 +115,27 @@ def _is_copied(leaf: WrittenArray) -> bool:
 
 def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
     """Yield the numbers of blocks, in groups that are better written together."""
-    if isinstance(leaf.array, SourceArray):  # its blocks are large
+    sizes, itemsize, most = leaf.block_shape, leaf.array.dtype.itemsize, 1
+    axis = axis_of_runs(leaf.shape, sizes)
+    if axis and leaf.own and not isinstance(leaf.array, SourceArray):  # whose blocks are large
+        # A write costs as much as copying some thousand bytes, so short runs are joined.
+        most = -(-_LONG_RUN // (math.prod(sizes[axis:]) * itemsize))
+        if _is_copied(leaf):  # blocks on the host take no memory
+            most = min(most, max_bytes // (math.prod(sizes) * itemsize))
+    if most < 2:
         yield from ([number] for number in leaf.own)
         return
-    # A write costs as much as copying some thousand bytes, so short runs are joined.
-    # Blocks on the host take no memory.
-    most = max_bytes if _is_copied(leaf) else None
     stripe: list[int] = []
-    for number in sorted(leaf.own, key=lambda each: leaf.own[each].start):
-        if stripe and not _continues(leaf, stripe, leaf.own[number].box, most):
+    end: tuple[Shape, int] | None = None  # of the last block: where the next one begins
+    for number, (box, start, _) in sorted(leaf.own.items(), key=lambda each: each[1].start):
+        others = start[:axis] + start[axis + 1 :]
+        if stripe and (len(stripe) == most or end != (others, start[axis])):
             yield stripe
             stripe = []
         stripe.append(number)
+        end = others, box[axis].stop
     if stripe:
         yield stripe
-
-
-def _continues(
-    leaf: WrittenArray, stripe: Sequence[int], index: Index, most_bytes: int | None
-) -> bool:
-    """Return True if the block at an index follows those of a stripe, and is to join them."""
-    first, last = leaf.own[stripe[0]].box, leaf.own[stripe[-1]].box
-    block, itemsize = shape_at(first, leaf.shape), leaf.array.dtype.itemsize
-    axis = axis_of_runs(leaf.shape, block)
-    if not axis or math.prod(block[axis:]) * itemsize * len(stripe) >= _LONG_RUN:
-        return False
-    nbytes = math.prod(block) * itemsize * (len(stripe) + 1)
-    if most_bytes is not None and nbytes > most_bytes:
-        return False
-    beside = (*first[:axis], slice(last[axis].stop, index[axis].stop), *first[axis + 1 :])
-    return index == beside
 
 
 def _data(stripes: Sequence[_Stripe]) -> Iterator[tuple[None, BlockData, int]]:
@@ -183,14 +174,15 @@ def _task(
 ) -> Task:
     def work() -> None:
         for (number, leaf, numbers, file, first), hosts in writes:
-            index = leaf.own[numbers[0]].box
+            boxes = {each: leaf.own[each].box for each in numbers}
             dtype = np.dtype(leaf.array.dtype).newbyteorder("<")
             try:
                 values = [host.values().astype(dtype, copy=False) for host in hosts]
+                blocks = dict(zip(numbers, values, strict=True))
                 with about(paths[file]):
-                    write_blocks(files[file], first, leaf.shape, start_of(index), values)
+                    write_blocks(files[file], first, leaf.shape, boxes, blocks)
             except Exception as error:
-                note_writing(error, tree, number, index)
+                note_writing(error, tree, number, boxes[numbers[0]])
                 raise
 
     blocks = [host for _, hosts in writes for host in hosts]

@@ -132,17 +132,6 @@ class SavedPerProcess(NamedTuple):
     data: bytes
 
 
-def saved_leaves(
-    leaves: Iterable[tuple[Path, Any]], options: Options, *, are_held: bool = False
-) -> list[SavedLeaf | ValueLeaf | SavedPerProcess]:
-    """Return every leaf of a tree as it is saved; reads nothing, and copies each ``PerProcess``.
-
-    On CPU, the blocks keep the values that they have: no donation and no deletion changes them.
-    ``are_held`` is that of ``written_arrays``.
-    """
-    return with_blocks(given_leaves(leaves, options), are_held=are_held)
-
-
 def given_leaves(
     leaves: Iterable[tuple[Path, Any]], options: Options
 ) -> list[GivenLeaf | ValueLeaf | SavedPerProcess]:
@@ -183,7 +172,11 @@ def without_ties(
 def with_blocks(
     given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess], *, are_held: bool = False
 ) -> list[SavedLeaf | ValueLeaf | SavedPerProcess]:
-    """Return leaves with the blocks that this process writes; waits for arrays on CPU devices."""
+    """Return leaves with the blocks that this process writes; waits for arrays on CPU devices.
+
+    There, the blocks keep the values that they have: no donation and no deletion changes them.
+    ``are_held`` is that of ``written_arrays``.
+    """
     arrays = [each for each in given if isinstance(each, GivenLeaf)]
     written = iter(
         written_arrays(
