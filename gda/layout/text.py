@@ -34,6 +34,8 @@ def counted(count: int, thing: str, things: str | None = None) -> str:
 
 def printable(text: str) -> str:
     """Return a text of unknown origin with its control characters escaped."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 

@@ -66,7 +66,7 @@ def describe_wanted(
         ("", "shape"): f"{shape}{padded}",
         ("", "spec"): _spec_text(sharding.spec),
         ("", "dtype"): _dtype_text(dtype),
-        **_mesh_fields("", sharding.mesh),
+        **{("", field): text for field, text in _mesh_texts(sharding.mesh).items()},
     }
 
 
@@ -106,53 +106,58 @@ def stable_text(value: Any) -> str:
     for each in getattr(value, "__dict__", {}).values():  # of a dataclass
         if isinstance(each, set | frozenset):
             text = text.replace(repr(each), stable_text(each))
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text) if " at 0x" in text else text
 
 
 def leaf_fields(path: str, leaf: Any) -> Description:
     """Return the fields of one leaf of a tree."""
+    return {(path, field): text for field, text in _leaf_texts(leaf).items()}
+
+
+def _leaf_texts(leaf: Any) -> dict[str, str]:
     if isinstance(leaf, Mesh | AbstractMesh):
         kind = "a mesh" if isinstance(leaf, Mesh) else "an abstract mesh"
-        return {(path, "kind"): kind, **_mesh_fields(path, leaf)}
+        return {"kind": kind, **_mesh_texts(leaf)}
     if isinstance(leaf, PartitionSpec):
-        return {(path, "spec"): _spec_text(leaf)}
+        return {"spec": _spec_text(leaf)}
     if isinstance(leaf, NamedSharding):
-        return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
+        return {"kind": "a sharding", **_sharding_texts(leaf)}
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        return {(path, "type"): type(leaf).__name__}
-    fields = {(path, "shape"): str(tuple(leaf.shape)), (path, "dtype"): str(leaf.dtype)}
+        return {"type": type(leaf).__name__}
     sharding = None if is_tracer(leaf) else getattr(leaf, "sharding", None)
-    return fields | _sharding_fields(path, sharding)
+    texts = {"shape": str(tuple(leaf.shape)), "dtype": _name_of(leaf.dtype)}
+    return texts | ({} if sharding is None else _sharding_texts(sharding))
 
 
-def _sharding_fields(path: str, sharding: Any) -> Description:
-    if sharding is None or isinstance(sharding, SingleDeviceSharding):
-        return {}  # local to this process, or without a layout yet
-    if not isinstance(sharding, NamedSharding):
-        return {(path, "sharding"): type(sharding).__name__}
-    return {
-        (path, "spec"): _spec_text(sharding.spec),
-        (path, "memory kind"): str(sharding.memory_kind),
-        **_mesh_fields(path, sharding.mesh),
-    }
-
-
-def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
-    return {(path, field): value for field, value in _mesh_texts(mesh)}
+# The leaves of a large tree share few dtypes and shardings.
+_name_of = lru_cache(maxsize=64)(str)
 
 
 @lru_cache(maxsize=64)
-def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
+def _sharding_texts(sharding: Any) -> dict[str, str]:
+    if isinstance(sharding, SingleDeviceSharding):
+        return {}  # local to this process, or without a layout yet
+    if not isinstance(sharding, NamedSharding):
+        return {"sharding": type(sharding).__name__}
+    return {
+        "spec": _spec_text(sharding.spec),
+        "memory kind": str(sharding.memory_kind),
+        **_mesh_texts(sharding.mesh),
+    }
+
+
+@lru_cache(maxsize=64)
+def _mesh_texts(mesh: Mesh | AbstractMesh) -> dict[str, str]:
     kinds = [kind.name for kind in mesh.axis_types]
     named = kinds[:1] if len(set(kinds)) == 1 else kinds
-    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(named)} axes")]
+    axes = {"mesh": f"{dict(mesh.shape)} of {', '.join(named)} axes"}
     if isinstance(mesh, AbstractMesh):
         return axes
     order = ", ".join([str(device.id) for device in mesh.devices.flat])
     if len(order) > 200:
         digest = sha256(order.encode()).hexdigest()[:12]
         order = f"{order[:90]} ... {order[-60:]} (sha256 {digest})"
-    return [*axes, ("device order", order)]
+    return {**axes, "device order": order}
 
 
 def _spec_text(spec: Any) -> str:
