@@ -17,8 +17,9 @@ import jax
 import numpy as np
 from jax.errors import UnexpectedTracerError
 
+from gda.layout.cover import move_of
 from gda.layout.dtype_names import dtype_named, is_raw, native
-from gda.layout.indices import bounded, common_box, sizes_of, start_of, within
+from gda.layout.indices import bounded, sizes_of, start_of
 from gda.layout.spec import Index, Shape, check_reduced
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, memory_kind_of, own_settings
@@ -246,26 +247,22 @@ class _Shards(Source):
         self.chunks = None
 
     @cached_property
-    def _blocks(self) -> list[tuple[Index, jax.Array]]:
-        distinct: dict[Shape, tuple[Index, jax.Array]] = {}
-        for shard in self._array.addressable_shards:
-            box = bounded(shard.index, self.shape)
-            distinct.setdefault(start_of(box), (box, shard.data))
-        return [*distinct.values()]
+    def _blocks(self) -> tuple[dict[int, Index], list[jax.Array]]:
+        """The distinct blocks: their boxes by number, and their data."""
+        distinct = {start_of(shard.index): shard for shard in self._array.addressable_shards}
+        boxes = [bounded(shard.index, self.shape) for shard in distinct.values()]
+        return dict(enumerate(boxes)), [shard.data for shard in distinct.values()]
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        index = bounded(index, self.shape)
+        boxes, data = self._blocks
+        parts = move_of(boxes, bounded(index, self.shape)).parts
         with own_settings(), jax.enable_x64(True):  # for the indices of elements
-            parts = [
-                (common, _elements(data, within(common, start_of(box))))
-                for box, data in self._blocks
-                if (common := common_box(index, box)) is not None
-            ]
+            values = [_elements(data[part.block], part.in_block) for part in parts]
             if len(parts) == 1:
-                return parts[0][1]
+                return values[0]
             out = empty(self.dtype)
-            for box, part in parts:
-                out[within(box, start_of(index))] = part
+            for part, value in zip(parts, values, strict=True):
+                out[part.in_box] = value
             return out
 
 

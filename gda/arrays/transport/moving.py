@@ -21,7 +21,8 @@ from gda.arrays.transport.carrying import Relayout, carry
 from gda.arrays.transport.exchanging import Sent, exchange
 from gda.arrays.transport.staging import box
 from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
-from gda.layout.indices import bounded, common_box, index_at, start_of, within
+from gda.layout.cover import Part, move_of
+from gda.layout.indices import bounded, common_box, index_at, start_of
 from gda.layout.reshard.rounds import MovedPiece
 from gda.layout.spec import Index, Shape, SpecLike, check_reduced
 from gda.mesh import (
@@ -135,16 +136,17 @@ def _moved_on_host(each: Relayout) -> jax.Array:
     with own_settings(), jax.enable_x64(True):
         dtype = plain_dtype(array.dtype)
         data_on = {
-            device: np.asarray(data).view(dtype) for device, data in data_by_device(array).items()
+            device.id: np.asarray(data).view(dtype)
+            for device, data in data_by_device(array).items()
         }
-        copies_of = _copies(target.global_shape, *layouts)
-        buffers, blocks = Buffers(len(copies_of)), dict[Shape, Any]()
-        for start, copies in copies_of.items():
+        parts_of = _parts_of(target.global_shape, *layouts)
+        buffers, blocks = Buffers(len(parts_of)), dict[Shape, Any]()
+        for start, parts in parts_of.items():
             block = buffers.empty(target.shard_shape, dtype)
             if target.is_padded:
                 block[...] = 0
-            for device, here, there in copies:
-                block[there] = data_on[device][here]
+            for part in parts:  # with the dots, a part of a scalar is a view too
+                block[(*part.in_box, ...)] = data_on[part.block][(*part.in_block, ...)]
             blocks[start] = block.view(array.dtype)
 
         def block_at(index: Any) -> Any:
@@ -157,24 +159,15 @@ _Layout = tuple[Shape, NamedSharding]
 
 
 @lru_cache(maxsize=256)  # most arrays of a tree have the shapes and layouts of others
-def _copies(
-    shape: Shape, now: _Layout, wanted: _Layout
-) -> dict[Shape, list[tuple[Device, Any, Any]]]:
-    """Return, by start of each new block, its parts: a device, and their places in both blocks."""
+def _parts_of(shape: Shape, now: _Layout, wanted: _Layout) -> dict[Shape, tuple[Part, ...]]:
+    """Return, by start of each new block, its parts in blocks that devices hold, by their ids."""
     whole = index_at((0,) * len(shape), shape)
-    held: dict[Shape, tuple[Device, Index]] = {}
+    held: dict[Shape, tuple[int, Index]] = {}
     for device, block in _boxes(*now).items():
         if (own := common_box(block, whole)) is not None:
-            held.setdefault(start_of(own), (device, own))
-    return {
-        start_of(block): [
-            # With the dots, a part of a scalar is a view too.
-            (device, (*within(part, start), ...), (*within(part, start_of(block)), ...))
-            for start, (device, own) in held.items()
-            if (part := common_box(own, block)) is not None
-        ]
-        for block in _boxes(*wanted).values()
-    }
+            held.setdefault(start_of(own), (device.id, own))
+    blocks = dict(held.values())
+    return {start_of(box): move_of(blocks, box).parts for box in _boxes(*wanted).values()}
 
 
 def _boxes(shape: Shape, sharding: NamedSharding) -> dict[Device, Index]:
