@@ -2,7 +2,7 @@
 
 The layers are scanned, and computed again in the backward pass as the run did. A kernel stands for
 flash attention: it reads and writes the same arrays, and states the operations of causal attention.
-The state is that of AdamW, sharded over ``fsdp`` and ``tensor``.
+The state is that of AdamW, sharded over ``fsdp`` and ``tensor``; the batch also over ``data``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import gda
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 Tree = Any
-ROWS = P("fsdp", None, "tensor")
+BATCH = ("data", "fsdp")
+ROWS = P(BATCH, None, "tensor")
+HEADS = P(BATCH, None, "tensor", None)
 # The rows of the matrix units of a TPU that has larger ones than 128 x 128:
 # docs.cloud.google.com/tpu/docs/v6e, and jax._src.tpu_info of JAX for tpu7x.
 MATRIX_UNIT = {"TPU v6 lite": 256, "TPU7x": 256}
@@ -47,14 +49,14 @@ class Training(NamedTuple):
     """A batch and what the forward pass keeps for the backward pass.
 
     Attributes:
-      batch: sequences for each device.
+      batch: sequences for each device; of a sequence that devices share, a part.
       tokens: of a sequence.
       keeps: names of the arrays that are kept beside the input of each layer.
       is_offloaded: those are kept in the memory of the host.
       weights: the dtype of the parameters and of the optimizer.
     """
 
-    batch: int
+    batch: float
     tokens: int
     keeps: tuple[str, ...] = ()
     is_offloaded: bool = False
@@ -101,8 +103,8 @@ def step(mesh: Mesh, model: Model, training: Training) -> tuple[Any, tuple[Any, 
         "embedding": shaped((model.vocabulary, model.width), P("tensor", "fsdp")),
         "head": shaped((model.width, model.vocabulary), P("fsdp", "tensor")),
     }
-    sequences = training.batch * mesh.size
-    words = shaped((sequences, training.tokens), P("fsdp"), jnp.int32)
+    sequences = round(training.batch * mesh.size)
+    words = shaped((sequences, training.tokens), P(BATCH), jnp.int32)
     loss = functools.partial(_loss, mesh, model, training)
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -130,10 +132,9 @@ def _loss(mesh: Mesh, model: Model, training: Training, params: Tree, words: jax
         w, norms = jax.tree.map(lambda w: w.astype(BF16), each)
         x = checkpoint_name(sharded(x, ROWS), "input")
         y = _normalized(x, norms[0])
-        heads = P("fsdp", None, "tensor", None)
         query, key, value = (
             checkpoint_name(
-                sharded((y @ w[name]).reshape(*y.shape[:2], -1, model.size), heads), name
+                sharded((y @ w[name]).reshape(*y.shape[:2], -1, model.size), HEADS), name
             )
             for name in ("query", "key", "value")
         )
@@ -194,9 +195,13 @@ def _rotated(x: jax.Array) -> jax.Array:
 
 
 def _attention(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Return causal attention, by a kernel on each device."""
-    heads = P("fsdp", None, "tensor", None)
-    side = MATRIX_UNIT.get(mesh.devices.flat[0].device_kind, 128)
+    """Return causal attention, by a kernel on each device: on GPUs by that of cuDNN."""
+    device = mesh.devices.flat[0]
+    if device.platform != "tpu":
+        return functools.partial(
+            jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"
+        )
+    side = MATRIX_UNIT.get(device.device_kind, 128)
     _stand_in = functools.partial(_kernel, side)
 
     @jax.custom_vjp
@@ -204,14 +209,14 @@ def _attention(mesh: Mesh) -> Callable[..., jax.Array]:
         return _stand_in(2, (query, key, value), (query,))[0]
 
     def forward(*arrays: jax.Array) -> Any:
-        mixed = attention(*arrays)
+        mixed = checkpoint_name(attention(*arrays), "context")
         return mixed, (*arrays, mixed)
 
     def backward(arrays: Any, slope: jax.Array) -> Any:
         return _stand_in(5, (*arrays, slope), arrays[:3])
 
     attention.defvjp(forward, backward)
-    return jax.shard_map(attention, mesh=mesh, in_specs=heads, out_specs=heads, check_vma=False)
+    return jax.shard_map(attention, mesh=mesh, in_specs=HEADS, out_specs=HEADS, check_vma=False)
 
 
 def _kernel(side: int, products: int, arrays: Any, results: Any) -> Any:

@@ -160,7 +160,7 @@ def measured_speeds() -> DeviceKind:
         {"bf16": products, "f32": products},
         link=link,
         slow_link=link,
-        measured=Measured(1.0, 1.0, collectives),
+        measured=Measured(1.0, 1.0, 1.0, collectives),
     )
     return DeviceKind("cpu", ("cpu",), 0, int(memory), speeds)
 

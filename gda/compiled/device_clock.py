@@ -59,7 +59,13 @@ class Rates:
         """Return the estimate for the products of a step."""
         if step.cycles is not None and self.speeds.clock_hz:
             return max(self.least_compute(step), step.cycles / self.speeds.clock_hz)
-        return self.least_compute(step) / self.speeds.measured.products
+        parts, is_one = self.speeds.measured, self.links is None or len(self.links.hosts) < 2
+        of_kernels = step._replace(
+            products=tuple(each for each in step.products if each.is_attention or each.kernel)
+        )
+        least, kernels = self.least_compute(step), self.least_compute(of_kernels)
+        seconds = (least - kernels) / parts.products + kernels / parts.kernels
+        return seconds / (1.0 if is_one else parts.on_several)
 
     def moves(self, step: Step) -> float:
         """Return the estimate for the bytes that a step reads and writes."""

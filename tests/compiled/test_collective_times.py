@@ -17,7 +17,7 @@ SPEEDS = DeviceSpeeds(
     {"bf16": 1e15},
     link=100.0,
     slow_link=10.0,
-    measured=Measured(1, 1, {"any": (Fit(2, 2.0, 0.5),)}),
+    measured=Measured(1, 1, 1, {"any": (Fit(2, 2.0, 0.5),)}),
     hop_seconds=1.0,
     slow_hop_seconds=3.0,
 )

@@ -130,7 +130,7 @@ def _tpu(
         {dtype: each * _TERA for dtype, each in (passes | dict(teraflops)).items()},
         link=ici * _GIGA,
         slow_link=dcn * _GIGA,
-        measured=Measured(*parts, {"any": (Fit(2, 2e-6, 0.9),)}),
+        measured=Measured(parts[0], *parts, {"any": (Fit(2, 2e-6, 0.9),)}),
         links=2 * dimensions,
         die_link=None if die_link is None else die_link * _GIGA,
         hop_seconds=1e-6,
@@ -163,7 +163,9 @@ def _gpu(
         {dtype: each * _TERA for dtype, each in chip.teraflops.items()},
         link=links.to_others * _GIGA,
         slow_link=links.to_hosts * _GIGA,
-        measured=Measured(*parts, links.collectives),
+        measured=Measured(
+            parts[0], _ATTENTION * parts[0], parts[1], links.collectives, _ON_SEVERAL
+        ),
         peer_link=links.bridge and links.bridge * _GIGA,
         reduces_in_switch=links.add,
     )
@@ -198,6 +200,15 @@ def _small(
     cache = cache_mib * _MIB
     return _Chip(teraflops, GpuFacts(cores, 128, ghz, cache, 131_072, 101_376, capability, 1536))
 
+
+# Attention of cuDNN, as a part of the best products: 595 to 617 TFLOP/s forward on one H100, for
+# heads of 128 and 2,048 to 16,384 tokens: arXiv 2407.08608. FlashAttention-2 on A100 has 50 % to
+# 73 % of the peak: arXiv 2307.08691.
+_ATTENTION = 0.75
+# Products of a step on several GPUs, as a part of those on one, of which the kernels of NCCL take
+# multiprocessors: from the steps that docs/step-times.md calls fits. Products of H100 and H200: of
+# an H100 that was measured here; of h100-96, from such a step.
+_ON_SEVERAL = 0.78
 
 # Measured parts. Products: the best of many shapes, github.com/stas00/ml-engineering
 # (compute/accelerator). Collectives between GPUs: the table of measured collectives in XLA's
@@ -254,8 +265,9 @@ _BRIDGE4 = _GpuLinks(64, 50, _OVER_PCIE, bridge=300)
 #
 # Memory and bandwidth of GPUs: as the CUDA driver reports them; XLA's repository has these figures,
 # in xla/backends/gpu/target_config. Those of gh200, h20, l4, l40s, rtx6000pro and b300 are of
-# nvidia-smi, because the ones there are more than that, or absent; that of h200 is what JAX found
-# on one, which is less than the 143,771 MiB of nvidia-smi. Products: NVIDIA's data sheets, without
+# nvidia-smi, because the ones there are more than that, or absent; those of h100-96, a form of
+# 500 W, of github.com/pytorch/torchtitan (benchmarks); that of h200 is what JAX found on one, which
+# is less than the 143,771 MiB of nvidia-smi. Products: NVIDIA's data sheets, without
 # sparsity; those of H20 and RTX PRO 6000 are of other pages. Half of the NVLink bandwidth goes in
 # each direction. Between hosts, it is the network adapter that a DGX has for each GPU; one that
 # NVIDIA sells in no such system has that of its PCIe slot. A rack of GB200 or GB300 counts as a
@@ -314,9 +326,10 @@ KINDS = (
     _gpu("a100-40-pcie", "A100-PCIE-40GB", 42_331_013_120, 1555.2, _A100, _BRIDGE3, (0.81, 0.91)),
     _gpu("a100", "A100-SXM4-80GB", 85_100_068_864, 2039.04, _A100, _NVLINK3, (0.87, 0.91)),
     _gpu("a100-pcie", "A100 80GB PCIe", 85_100_068_864, 1935, _A100, _BRIDGE3, (0.81, 0.91)),
-    _gpu("h100", "H100 80GB HBM3", 84_942_979_072, 3352.32, _H100, _NVLINK4, (0.80, 0.93)),
+    _gpu("h100", "H100 80GB HBM3", 84_942_979_072, 3352.32, _H100, _NVLINK4, (0.70, 0.93)),
+    _gpu("h100-96", "H100", 102_048_464_896, 2400, _H100, _NVLINK4, (0.61, 0.93)),
     _gpu("h100-pcie", "H100 PCIe", 84_942_979_072, 2039.04, _H100_PCIE, _BRIDGE4, (0.80, 0.93)),
-    _gpu("h200", "H200", 143_157 * _MIB, 4800, _H100, _NVLINK4, (0.80, 0.93)),
+    _gpu("h200", "H200", 143_157 * _MIB, 4800, _H100, _NVLINK4, (0.70, 0.93)),
     _gpu("gh200", "GH200 480GB, GH200 120GB", 97_871 * _MIB, 4000, _H100, _NVLINK4, (0.84, 0.93)),
     _gpu("h20", "H20", 97_871 * _MIB, 4000, _H20, _NVLINK4, (0.80, 0.93)),
     _gpu("b200", "B200", 191_514_411_008, 7672.32, _B200, _NVLINK5, (0.78, 0.90)),

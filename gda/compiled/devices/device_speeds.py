@@ -27,14 +27,19 @@ class Measured(NamedTuple):
     """The parts of the published speeds that large operations have, for estimates.
 
     Attributes:
-      products: of ``flops``, in a product of bfloat16 of 4096 or more in each dimension.
+      products: of ``flops``, in products of bfloat16 of 4096 or more in each dimension, in a step
+        of some seconds.
+      kernels: of ``flops``, in attention of cuDNN, and in kernels that are not known.
       memory: of the bandwidth of the memory, for more than 100 MB.
       collectives: by kind of collective; ``"any"`` for the others.
+      on_several: of the speed of products and kernels, in programs of several devices.
     """
 
     products: float
+    kernels: float
     memory: float
     collectives: Mapping[str, tuple[Fit, ...]]
+    on_several: float = 1.0
 
     def fit(self, kind: str, devices: int) -> Fit:
         """Return the fit of the largest groups of at most ``devices``, or else of the smallest."""

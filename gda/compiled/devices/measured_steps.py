@@ -36,12 +36,22 @@ class MeasuredRange(NamedTuple):
 # which are those between hosts of GPUs, and between slices of TPUs. A test compares them with
 # benchmarks/compiled/step_times.json, which has the rows of docs/step-times.md.
 WITHIN: dict[str, tuple[float, ...]] = {
+    "v4": (1.15,),
     "v5e": (1.09, 0.98, 1.04),
     "v5p": (0.98,),
     "v6e": (1.25, 1.19, 1.17, 1.16),
-    "h100": (1.05, 1.12, 1.43, 1.42, 1.10, 1.14, 1.11, 1.04, 1.00, 1.07, 1.05),
+    "a100-40": (1.03,),
+    "a100": (0.94, 0.96),
+    "h100": (1.02, 1.11, 0.89, 0.95, 1.07, 1.30, 1.42, 0.98, 1.00, 0.97, 0.91, 0.88, 1.07, 1.05),
+    "h100-96": (0.99,),
 }
-OVER_SLOW_LINKS: dict[str, tuple[float, ...]] = {}
+OVER_SLOW_LINKS: dict[str, tuple[float, ...]] = {
+    "v5e": (1.04,),
+    "a100-40": (1.05, 1.00, 1.38, 1.06),
+    "a100": (1.04, 1.00),
+    "h100": (1.00, 0.95, 0.95, 1.03, 1.01),
+    "h100-96": (0.98, 1.03),
+}
 
 
 def measured_range_of(device_kind: str, is_over_slow_links: bool) -> MeasuredRange | None:

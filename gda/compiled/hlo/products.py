@@ -37,12 +37,14 @@ class Product(NamedTuple):
       precision: ``"default"``, ``"high"`` or ``"highest"``.
       flops: a multiplication and an addition for each term; None for a kernel that is not known.
       kernel: the name of a kernel that is not known; else empty.
+      is_attention: it is attention by cuDNN.
     """
 
     dtype: str
     precision: str
     flops: float | None
     kernel: str = ""
+    is_attention: bool = False
 
 
 class KernelCosts(NamedTuple):
@@ -98,7 +100,8 @@ def product_of(computation: Computation, name: str) -> Product | None:
     if dtype == "f32" and (algorithm := _ALGORITHM.search(text)):
         dtype = algorithm[1].lower()
         precision = "highest" if dtype == "f32" else "default"
-    return Product(dtype, precision, _flops(instruction, types))
+    is_attention = _OF_ATTENTION.fullmatch(target) is not None
+    return Product(dtype, precision, _flops(instruction, types), is_attention=is_attention)
 
 
 def _is_known(target: str) -> bool:

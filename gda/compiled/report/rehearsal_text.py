@@ -147,8 +147,8 @@ def range_of(rehearsal: RehearsalFacts) -> str:
         return "(no measured step of such devices is known, to compare estimates with)"
     low, high = format(measured.low, ".2g"), format(measured.high, ".2g")
     times = low if low == high else f"{low} to {high}"
-    between = "slices" if kind_named(measured.kind).gpu is None else "hosts"
-    where = f" between {between}" if measured.is_over_slow_links else ""
+    several = "slices" if kind_named(measured.kind).gpu is None else "hosts"
+    where = f" on several {several}" if measured.is_over_slow_links else ""
     return (
         f"(measured steps of {measured.kind}{where} took {times} times the estimate: "
         f"{counted(measured.num_steps, 'step')})"
