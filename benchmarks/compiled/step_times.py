@@ -200,8 +200,7 @@ def published(only: str) -> dict[str, dict[str, Any]]:
             devices = num_devices_of(row.topology) * row.slices
             fsdp = devices // row.tensor // row.data
             shape = {"data": row.data, "fsdp": fsdp, "tensor": row.tensor}
-            slices = {"num_slices": row.slices} if row.slices > 1 else {}
-            mesh = gda.rehearsal_mesh(row.topology, shape, **slices)
+            mesh = gda.rehearsal_mesh(row.topology, shape, num_slices=row.slices)
             fun, args = step(mesh, row.model, row.training)
             options = _ON_GPUS if name in ON_GPUS else _OPTIONS
             lowered: Any = stage_of(fun, args, {})
