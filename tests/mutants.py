@@ -10,7 +10,8 @@ A change that no test could see is no mutant. So nothing is changed in
 - texts, docstrings and annotations; what is raised, logged or warned of; ``assert``;
 - the methods that show a value, or hash it;
 - code outside functions: constants of speed, tables and types;
-- waits and limits of time, ``stacklevel``, and ``strict`` of ``zip``, which only asserts.
+- waits and limits of time, ``stacklevel``, and ``strict`` of ``zip``, which only asserts;
+- the side on which a size of exactly a limit in bytes falls: only speed depends on it.
 """
 
 import argparse
@@ -67,6 +68,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 }
 _SHOW = re.compile(r"__(repr|str|hash|dir|format)__|_repr_.*")
 _TELL = re.compile(r"(log|warnings)\.\w+|print|.*\.add_note|time\.sleep")
+_LIMIT = re.compile(r"_?[A-Z_]*(BYTES|BELOW|LARGEST)")
 _UNSEEN = {"timeout", "stacklevel", "strict", "maxsize"}  # keywords
 _OMITTED = ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom
 
@@ -152,7 +154,13 @@ def _changes(node: Any, parent: Any) -> Iterator[tuple[Any, str]]:
     """Yield the changes of one node: the node whose text goes, and the text in its place."""
     match node:
         case ast.Compare(ops=ops):
+            sides = [node.left, *node.comparators]
             for number, op in enumerate(ops):
+                near = map(ast.unparse, sides[number : number + 2])
+                if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and any(
+                    map(_LIMIT.fullmatch, near)
+                ):
+                    continue
                 new = [*ops[:number], _SWAPPED[type(op)](), *ops[number + 1 :]]
                 yield node, _text(ast.Compare(node.left, new, node.comparators))  # pyright: ignore
         case ast.BinOp(op=op) if type(op) in _SWAPPED and not _has_text(node):

@@ -20,7 +20,7 @@ def f(a: int | None, b: list[int] = [], *, is_odd: bool = False) -> bool:
         raise ValueError(f"{a + 1} is not {b}" + "!")
     log.info("%d", a + 1)
     check(b, timeout=a + 1)
-    a -= 1
+    a -= 1 if a < SMALL_BYTES else 2
     return not any(each < 3 for each in b if is_odd)
 
 
@@ -40,8 +40,11 @@ def test_one_thing_is_changed_at_a_time() -> None:
         "10: a is None or b -> (a is None and b)",
         "10: a is None -> (a is not None)",
         "13: check(b, timeout=a + 1) -> pass",
-        "14: a -= 1 -> a += 1",
+        "14: a -= 1 if a < SMALL_BYTES else 2 -> a += 1 if a < SMALL_BYTES else 2",
+        "14: a < SMALL_BYTES -> True",
+        "14: a < SMALL_BYTES -> False",
         "14: 1 -> 2",
+        "14: 2 -> 3",
         "15: not any(each < 3 for each in b if is_odd) -> "
         "(any((each < 3 for each in b if is_odd)))",
         "15: each < 3 -> (each <= 3)",
