@@ -89,7 +89,8 @@ def body_of(file: bytes, where: str) -> memoryview:
     """Return the JSON in a file.
 
     Raises:
-      NewerFormatError: it has the version of a newer gda.
+      NewerFormatError: it has the version of a newer gda. A flipped bit of the version says so too,
+        since of a newer file nothing else is known.
       CorruptionError: its first line does not match.
     """
     header = file[:MOST_HEADER_BYTES].partition(b"\n")[0]
@@ -101,7 +102,8 @@ def body_of(file: bytes, where: str) -> memoryview:
     if version != _VERSION:
         is_newer = type(version) is int and version > _VERSION
         raise (NewerFormatError if is_newer else CorruptionError)(
-            f"{where} has version {version!r:.40}; this gda reads version {_VERSION}; update gda"
+            f"{where} has version {version!r:.40}; this gda reads version {_VERSION}; update gda, "
+            "unless its first line is damaged"
         )
     if header + b"\n" != _header(body):
         raise CorruptionError(

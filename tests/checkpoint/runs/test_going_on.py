@@ -95,6 +95,7 @@ class Script:
         self.said: list[str] = []
         self.faults = Faults()
         self.is_ready = self.is_dirty = self.is_over = self.is_last = False
+        self.is_rolling_back = False  # a rollback failed, and the next resume may end it
         if self.is_store:
             real = KvStore.__init__
 
@@ -272,7 +273,7 @@ class Script:
         state, step = result
         assert step == newest
         self.check(state, self.whole[step][0] if good else 0)
-        self.is_ready = True
+        self.is_ready, self.is_rolling_back = True, False
         self.look()
         assert not later & {*self.whole}
         return True
@@ -367,7 +368,7 @@ class Script:
         self.to = None
         self.is_dirty &= not is_clean
         if isinstance(result, Exception):
-            self.is_ready = False
+            self.is_ready, self.is_rolling_back = False, True
             self.rolled.add((to, newest))
             return
         if result:
@@ -440,13 +441,16 @@ class Script:
         self.meet()
 
     def copy(self) -> None:
-        """Copy a step to a later number, as from a backup, without a word to the program."""
+        """Copy a step to a later number, as from a backup, without a word to the program.
+
+        Not while a rollback is under way, since it removes all that is later.
+        """
         self.look()
         good = [step for step in self.whole if step not in self.damaged]
         new = max([0, *self.whole]) + 1
         is_there = not self.is_store and (self.place / f"{new:08d}").exists()
         self.meet()
-        if not good or self.is_store or is_there:
+        if not good or self.is_store or is_there or self.is_rolling_back:
             return
         step = self.chance.choice(good)
         self.said.append(f"copy {step} to {new}")
