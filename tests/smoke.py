@@ -35,8 +35,8 @@ def core() -> None:
     g = gda.GlobalArray.from_source(DATA, MESH, P("x", "y"))
     np.testing.assert_array_equal(gda.to_numpy(g.reshard(P("y"))), DATA)
     assert gda.show.svg(g).startswith("<svg")
-    plan = "plan --shape 64x64 --dtype f32 --mesh x=8 --spec x"
-    assert b"8 devices" in output(BIN / "gda", *plan.split())
+    picture = "show --shape 64x64 --dtype f32 --mesh x=8 --spec x"
+    assert b"8 devices" in output(BIN / "gda", *picture.split())
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "program.py")
         program.write_text("import gda, jax; gda.launch.initialize(); print(jax.process_count())")

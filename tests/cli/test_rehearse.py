@@ -533,7 +533,8 @@ def test_interrupted(tmp_path: Path) -> None:
 def test_tpus_that_are_not_here(run: Run, train: str) -> None:
     topology = "--topology", "v5e:2x4", "--mesh"
     _, out, _ = run("rehearse", f"{train}:large", *topology, "data,model", "--search")
-    assert [line.split()[:2] for line in out.splitlines()[3:]] == [
+    table = out.partition("\n\n")[2].partition("\n\n")[0]
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
         ["data=8,model=1", "yes"],
         ["data=4,model=2", "yes"],
         ["data=2,model=4", "yes"],
