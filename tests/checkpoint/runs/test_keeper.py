@@ -134,6 +134,7 @@ def test_a_program_that_was_taken_over_during_a_save_does_not_stop_the_next(
     with pytest.raises(SaveError, match="took over"):
         old.wait()
     monkeypatch.undo()
+    new._keeper.wait(60)
     assert "00000010" not in old._folder.store().entries()
     train(new, 0, 10)
     new.close()
