@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from gda.arrays.transport.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.catalog import Catalog
-from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece
 from gda.exchange.serving import ERRORS, MOST_PIECES
 from gda.layout.cover import groups_within

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
+from gda.arrays.transport.connection import Address, Deadline
 from gda.checkpoint.format.manifest_json import leaves_of_json, to_json
-from gda.exchange.connection import Address, Deadline
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import Processes
 from gda.layout.spec import Shape, SpecEntry

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -13,8 +12,9 @@ from typing import Any
 
 import jax
 
+from gda.arrays.transport.connection import Address, Deadline, check_token
+from gda.arrays.transport.listening import address_towards
 from gda.exchange.catalog import Catalog, LayoutNumbers, OfferProcess
-from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.serving import HeldTree, OfferServer
 from gda.exchange.versions import Versions
 from gda.layout.boundary import public, set_module
@@ -106,7 +106,7 @@ def offer(
         def begin() -> tuple[HeldTree, OfferServer]:
             held, is_first = _held(tree), jax.process_index() == 0
             catalog = lru_cache(1)(partial(_catalog, versions, name, servers))
-            own = place if is_first else _address_towards(place)
+            own = place if is_first else address_towards(place)
             server = OfferServer(own, name, token, versions, catalog if is_first else None)
             after_an_error.callback(server.close)
             return held, server
@@ -263,11 +263,3 @@ def _catalog(
         layouts=of_arrays,
         servers=tuple(servers),
     ).to_json()
-
-
-def _address_towards(place: Address) -> Address:
-    """Return the address by which this process reaches another; its port is not chosen yet."""
-    family = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((place.host, place.port or 1))  # sends nothing
-        return Address(probe.getsockname()[0], 0)

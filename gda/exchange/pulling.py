@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
+from gda.arrays.transport.connection import Address, Deadline, check_token
 from gda.exchange.asking import OfferToPull, PiecesToPull
 from gda.exchange.catalog import catalog_of
-from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import own_pieces
 from gda.exchange.serving import ERRORS, MOST_PIECES, MOST_SECONDS
 from gda.layout.boundary import set_module

@@ -7,17 +7,9 @@ before anything is sent.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
-import logging
 import operator
-import os
-import resource
-import socket
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gda.arrays.dtypes import is_float
-from gda.exchange.connection import Address, BlockAs, Connection, Deadline
+from gda.arrays.transport.connection import Address, BlockAs, Connection, Deadline
+from gda.arrays.transport.listening import SECONDS_TO_ASK, Server
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.indices import index_at, within
@@ -35,14 +28,9 @@ from gda.storage.casts import DoesNotFitError, Origin, check_holds
 from gda.trees.records.recorded_tree import ValueLeaf, format_path
 from gda.trees.records.saved_leaves import SavedLeaf, on_host
 
-_SECONDS_TO_ASK = 10.0  # for the proof, and for each question
 MOST_SECONDS = 86400.0
 MOST_PIECES = 1000  # of a question
 _MOST_QUESTION_BYTES = 2**20
-_MOST_CONNECTIONS = 1024  # and at most half of the files that the program may open
-_MOST_UNPROVEN = 64  # connections without a proof
-_SECONDS_OF_UNPROVEN = 0.5  # until the oldest makes room for another one
-_LOOK_EVERY = 0.25  # seconds, for the end of the offer
 # Errors of a question, and their names on the way to the puller.
 ERRORS = {
     each.__name__: each
@@ -132,7 +120,7 @@ def _check_cast(leaf: Any, start: Shape, block: np.ndarray[Any, Any], dtype: np.
     check_holds(block, dtype, Origin.of_block(what, start))
 
 
-class OfferServer:
+class OfferServer(Server):
     """The server of one process; it ends with ``close``, or when the program begins to exit.
 
     Args:
@@ -151,103 +139,20 @@ class OfferServer:
         versions: Versions[HeldTree],
         catalog: Callable[[int], bytes] | None,
     ) -> None:
-        self._name, self._token = name, token
-        self._versions, self._catalog = versions, catalog
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = min(files // 2, _MOST_CONNECTIONS) if files > 0 else _MOST_CONNECTIONS
-        self._guard = threading.Lock()
-        # In order of arrival, with its time, or None after their proof.
-        self._connections: dict[Connection, float | None] = {}
-        self._socket = _listening(address)
-        # Not by in_thread, which would listen in this thread if the system had no more.
-        self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
-        self._thread.start()
-        # Before JAX's own, which was registered earlier and may wait for other processes.
-        atexit.register(self.close)
-        _servers.add(self)
-
-    @property
-    def address(self) -> Address:
-        """The address that it listens on."""
-        return Address(*self._socket.getsockname()[:2])
+        self._name, self._versions, self._catalog = name, versions, catalog
+        super().__init__(address, token, versions.is_closed)
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
-        atexit.unregister(self.close)
         self._versions.close()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        if self._thread.is_alive():  # it is not in a process that was forked
-            self._thread.join()
-        for connection in [*self._connections]:
-            connection.close()
+        super().close()
 
-    def leave(self) -> None:
-        """Close the copies of a forked process: the port is that of its parent."""
-        atexit.unregister(self.close)
-        self._socket.close()
-        for connection in self._connections:
-            connection.leave()
-
-    def _listen(self) -> None:
-        """Accept connections as long as there is room; others wait in the queue of the system."""
-        while not self._versions.is_closed.is_set():
-            try:
-                if self._has_room():
-                    given, (host, *_) = self._socket.accept()
-                    self._begin(given, f"the puller at {host}")
-                else:
-                    time.sleep(0.02)
-            except TimeoutError:
-                pass
-            except (OSError, RuntimeError):  # no more files, or threads
-                self._versions.is_closed.wait(_LOOK_EVERY)
-
-    def _has_room(self) -> bool:
-        with self._guard:
-            unproven = [(came, each) for each, came in self._connections.items() if came]
-            if len(unproven) >= min(_MOST_UNPROVEN, self._most // 2):
-                came, oldest = unproven[0]
-                if time.monotonic() - came < _SECONDS_OF_UNPROVEN:
-                    return False
-                del self._connections[oldest]
-                oldest.close()
-            return len(self._connections) < self._most
-
-    def _begin(self, given: socket.socket, peer: str) -> None:
-        """Answer the question of a connection in a thread of its own."""
-        connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
-        with self._guard:
-            self._connections[connection] = time.monotonic()
-        try:
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._end(connection)
-            raise
-
-    def _serve(self, connection: Connection) -> None:
-        try:
-            if connection.accept(self._token):
-                with self._guard:
-                    self._connections[connection] = None
-                self._answer(connection)
-        except Exception:  # the puller reports it
-            logging.getLogger("gda").debug("an offer lost a puller", exc_info=True)
-        finally:
-            self._end(connection)
-
-    def _end(self, connection: Connection) -> None:
-        connection.close()
-        with self._guard:
-            self._connections.pop(connection, None)
-
-    def _answer(self, connection: Connection) -> None:
-        connection.deadline = Deadline(_SECONDS_TO_ASK)
+    def answer(self, connection: Connection) -> None:
+        connection.deadline = Deadline(SECONDS_TO_ASK)
         question = connection.message(_MOST_QUESTION_BYTES)
         seconds = question.get("timeout")
         if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-            seconds = _SECONDS_TO_ASK
+            seconds = SECONDS_TO_ASK
         connection.deadline = Deadline(float(seconds))
         answers = {"tree": self._tree, "pieces": self._pieces}
         with contextlib.ExitStack() as held:
@@ -290,32 +195,3 @@ class OfferServer:
 def _sooner(deadline: Deadline) -> Deadline:
     """Return an earlier deadline, which leaves time for an answer to arrive."""
     return Deadline(0.9 * deadline.left())
-
-
-def _listening(address: Address) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(*found[:3])
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(found[4])
-            listening.listen(_MOST_CONNECTIONS)
-            listening.settimeout(_LOOK_EVERY)
-        except BaseException:
-            listening.close()
-            raise
-        return listening
-    except OSError as error:
-        message = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
-        raise OSError(error.errno, f"{message} with a free port, or with port 0") from None
-
-
-_servers: weakref.WeakSet[OfferServer] = weakref.WeakSet()
-
-
-def _leave_all() -> None:
-    for server in _servers:
-        server.leave()
-
-
-os.register_at_fork(after_in_child=_leave_all)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from gda.exchange.connection import Deadline
+from gda.arrays.transport.connection import Deadline
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ import pytest
 from meshes import batch
 
 import gda
+from gda.arrays.transport.connection import Address, Connection, Deadline
 from gda.exchange import asking, pulling, serving
-from gda.exchange.connection import Address, Connection, Deadline
 
 GREETING = b"gda offer 4\n"
 SHORT = 1.0  # seconds
@@ -373,7 +373,7 @@ def test_a_message_that_is_too_large_ends_the_connection(offer: gda.Offer) -> No
 def test_a_question_without_an_end_ends_in_time(
     offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "_SECONDS_TO_ASK", 0.5)
+    monkeypatch.setattr(serving, "SECONDS_TO_ASK", 0.5)
     with closing(connected_to(offer)) as connection:
         connection._socket.sendall((100).to_bytes(4, "big"))
         with pytest.raises(ConnectionError, match="the offer ended the connection"):

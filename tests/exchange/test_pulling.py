@@ -25,10 +25,10 @@ from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, mesh_of
 
 import gda
+from gda.arrays.transport.connection import Address, Connection, Deadline
 from gda.exchange import offering
 from gda.exchange.asking import OfferToPull
 from gda.exchange.catalog import catalog_of
-from gda.exchange.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
 
 

@@ -20,8 +20,8 @@ from meshes import batch, cut, mesh_of
 from running import wait_for
 
 import gda
+from gda.arrays.transport.connection import Connection
 from gda.exchange import offering
-from gda.exchange.connection import Connection
 from gda.layout.indices import start_of
 from gda.testing import Pool
 
