@@ -1,5 +1,6 @@
 """A program on simulated hosts: its first argument names the function to call."""
 
+import logging
 import os
 import shutil
 import sys
@@ -116,6 +117,56 @@ def train(shared: str, steps: int = 10**6) -> int:
 
 def training(shared: str, steps: str) -> int:
     train(shared, int(steps))
+    return 0
+
+
+# Steps on the disks of the hosts.
+
+LARGE = batch(24, MIB // 16)  # 6 MiB
+
+
+def state_after(step: int) -> dict[str, Any]:
+    """Return the state of a training after a step: arrays of all kinds, with values of its own."""
+    mesh = mesh_of_all()
+    return {
+        "rows": cut(LARGE + step, mesh, P("x")),
+        "whole": cut(LARGE[:6] + step, mesh, P()),
+        "small": cut(DATA + step, mesh, P("x")),
+        "n": step,
+        "own": checkpoint.PerProcess([jax.process_index(), step]),
+    }
+
+
+def check_state(state: dict[str, Any], step: int) -> None:
+    assert is_right(state["rows"], LARGE + step)
+    assert is_right(state["whole"], LARGE[:6] + step)
+    assert is_right(state["small"], DATA + step)
+    assert state["n"] == step
+    assert state["own"].value[1] == step
+
+
+def local_training(shared: str, steps: str, every: str = "1000", wait: str = "0") -> int:
+    """Train with local steps: at every second step there, and every few to the folder of all."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    begun = time.monotonic()
+    run = checkpoint.Run(
+        f"{shared}/local", every=int(every), local="/dev/shm/run", local_every=2, timeout=60
+    )
+    state, step = run.resume(state_after(0), merge=lambda values, count: [values[0]] * count)
+    check_state(state, step)
+    say("resumed at", step, f"after {time.monotonic() - begun:.1f} s")
+    last = step + int(steps)
+    while step < last:
+        step += 1
+        run.save(step, state_after(step))
+        if step % 2 == 0 and float(wait):
+            run.wait()
+            say("complete", step)
+            time.sleep(float(wait))
+    run.wait()
+    say("done at", step)
+    if int(every) < 1000:
+        run.close()
     return 0
 
 

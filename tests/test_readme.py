@@ -127,8 +127,10 @@ def test_the_layout_in_contributing_names_every_entry_of_the_package() -> None:
 def test_the_security_page_tells_of_every_server() -> None:
     servers = re.compile(r"Server\)|\.listen\(|create_server|start_server\(")
     files = [path for path in (ROOT / "gda").rglob("*.py") if servers.search(path.read_text())]
-    assert {path.parent.name for path in files} == {"exchange"}
-    assert "## The server of `gda.offer`" in (ROOT / "SECURITY.md").read_text()
+    assert {path.parent.name for path in files} == {"transport", "exchange", "local_steps"}
+    page = (ROOT / "SECURITY.md").read_text()
+    assert "## The server of `gda.offer`" in page
+    assert "## The servers of local steps" in page
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

@@ -174,18 +174,20 @@ def restore(
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
     path = path_of(path, timeout)
-    restore = _Restore(
-        path=path,
-        store=open_store(path, timeout),
-        options=Options(max_workers, max_bytes, progress, read_once=read_once),
-        request=Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge),
-        timeout=timeout,
-    )
+    options = Options(max_workers, max_bytes, progress, read_once=read_once)
+    request = Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge)
     try:
-        return restore.tree()
+        return restored(open_store(path, timeout), request, options, timeout, path)
     finally:
         if not read_once:
             tells_alone(_NAME, "read_once is False")
+
+
+def restored(
+    store: Store, request: Request, options: Options, timeout: float, path: Any = None
+) -> Any:
+    """Return the requested tree of the checkpoint in a store; its path is for one of Orbax."""
+    return _Restore(path, store, options, request, timeout).tree()
 
 
 @dataclass

@@ -250,7 +250,7 @@ class Begun:
     structure: Any  # of the tree, as JSON
     given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # which has tied leaves once
     numbers: dict[Path, int]  # of each leaf among these
-    claim: _Claim
+    claim: Claim
     base: Store | None
     looks: bool = False  # True to look if all processes see the folder
     compares: bool = False  # True to compare arrays that devices may still compute
@@ -304,6 +304,8 @@ class Save:
       before_commit: called in process 0 when all is written; if it raises, nothing is committed.
     """
 
+    is_shared = True  # False if each host has a folder of its own
+
     def __init__(
         self,
         name: str,
@@ -351,14 +353,14 @@ class Save:
         """
         base = None if self._base is None else self._base.url
         arguments = {"path": self.store.url, **self._agreed, "base": base}
-        claim: _Claim | None = None
+        claim: Claim | None = None
 
         def work() -> Begun:
             structure, leaves = flatten(tree)
             given, numbers = without_ties(leaves, given_leaves(leaves, self._options))
             paths = (path for path, _ in leaves)
             of_paths = dict(zip(paths, numbers, strict=True))
-            return Begun(structure, given, of_paths, _Claim(""), self._base)
+            return Begun(structure, given, of_paths, Claim(""), self._base)
 
         def agreed(begun: Begun) -> Description:
             values, numbers = values_of(begun.given), begun.numbers
@@ -370,7 +372,8 @@ class Save:
             if jax.process_count() == 1:
                 return {"brings": brings, "compares": False, "looks": False}
             compares = any(isinstance(x, GivenLeaf) and x.is_on_own_device for x in begun.given)
-            looks = isinstance(self.store, FileStore) and not is_known(self.store.url)
+            is_folder = self.is_shared and isinstance(self.store, FileStore)
+            looks = is_folder and not is_known(self.store.url)
             return {"brings": brings, "compares": compares, "looks": looks}
 
         def begin(parts: dict[int, Any]) -> dict[str, Any]:
@@ -400,11 +403,11 @@ class Save:
             raise
         if decision["data"] is None:
             return None, decision["told"]
-        claim = claim or _Claim(decision["data"])
+        claim = claim or Claim(decision["data"])
         looks, compares = decision["looks"], decision["compares"]
         return replace(begun, claim=claim, looks=looks, compares=compares), decision["told"]
 
-    def _claimed(self, looks: bool) -> _Claim:
+    def _claimed(self, looks: bool) -> Claim:
         """Claim the path in process 0."""
         if "@" in self.store.url:
             check_names_no_step(self.store.url, self._timeout)
@@ -458,7 +461,7 @@ class Save:
             values = values_of([each for each in leaves if isinstance(each.own, jax.Array)])
         return share.kept() if keeps else share, {"sees": True, "values": values}
 
-    def _sees(self, claim: _Claim) -> bool:
+    def _sees(self, claim: Claim) -> bool:
         try:
             self.store.entries(claim.data)
         except (FileNotFoundError, NotADirectoryError):
@@ -500,7 +503,7 @@ class Save:
             logging.getLogger("gda").warning("nothing is linked to %s: %s", base.url, error)
             return _EMPTY
 
-    def _writer(self, claim: _Claim) -> Writer:
+    def _writer(self, claim: Claim) -> Writer:
         at_a_time = self._options.max_workers or _AT_A_TIME
         return Writer(self.store, claim.data, replace(self._options, max_workers=at_a_time))
 
@@ -510,7 +513,7 @@ class Save:
 
         def write() -> dict[str, Any]:
             share, begun = taken.share.result(), time.monotonic()
-            written = writer.write(share)
+            written = self._written(writer, share)
             linked = sum(each.nbytes for each in share.linked)
             return {"written": written, "linked": linked, "seconds": time.monotonic() - begun}
 
@@ -524,11 +527,18 @@ class Save:
             return CommittedSave(seconds, manifest.nbytes_of_chunks, linked)
 
         committed = CommittedSave(*self._together("writing", write, commit).decision)
-        for name in taken.begun.claim.replaced:
-            _remove(self.store, name)
+        self._complete(taken.begun.claim)
         return committed
 
-    def _replace_manifest(self, claim: _Claim, manifest: Manifest, writer: Writer) -> None:
+    def _written(self, writer: Writer, share: Share) -> dict[str, Any]:
+        return writer.write(share)
+
+    def _complete(self, claim: Claim) -> None:
+        """Remove what the new checkpoint has replaced."""
+        for name in claim.replaced:
+            _remove(self.store, name)
+
+    def _replace_manifest(self, claim: Claim, manifest: Manifest, writer: Writer) -> None:
         file = manifest_json.dump(manifest)
         try:
             with self.store.replacing(manifest_json.NAME, file, claim.version):
@@ -600,7 +610,7 @@ def _manifest(begun: Begun, arrays: Sequence[StoredArray], leaves: Sequence[Leaf
 
 
 @dataclass(frozen=True)
-class _Claim:
+class Claim:
     """The directory of a save; in process 0 also the state of the path before."""
 
     data: str  # a new directory
@@ -610,7 +620,7 @@ class _Claim:
 
 
 @contextlib.contextmanager
-def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
+def _claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
     """Keep other saves out of the path, if the store has locks, and give the claim."""
     if not store.is_remote:
         # Before the lock file is made, which must not go into a directory of another program.
@@ -640,7 +650,12 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
                 if name != committed:
                     _remove(store, name)
             before = [committed] if committed in before else []
-        yield _Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
+        yield Claim(new_data(), tuple(before), version)
+
+
+def new_data() -> str:
+    """Return the name of a new directory for the data of a save."""
+    return f"data-{uuid.uuid4().hex[:16]}"
 
 
 def _remove(store: Store, name: str) -> None:

@@ -47,15 +47,20 @@ def add_inspect(commands: Any) -> None:
     parser = add_command(commands, inspect, says, epilog=_INSPECT_EPILOG)
     _add_path(parser)
     parser.add_argument("--json", action="store_true", help="print all facts as JSON")
+    local = "PATH is the folder of local steps on this host, which Run has as local="
+    parser.add_argument("--local", action="store_true", help=local)
 
 
 def inspect(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda import checkpoint
-    from gda.checkpoint.runs import overview
+    from gda.checkpoint.runs import host_overview, overview
 
-    steps = overview.overview_of(options.path, options.timeout)
-    found = steps or checkpoint.inspect(options.path, timeout=options.timeout)
+    steps = None if options.local else overview.overview_of(options.path, options.timeout)
+    if options.local:
+        found = host_overview.host_overview_of(options.path)
+    else:
+        found = steps or checkpoint.inspect(options.path, timeout=options.timeout)
     print(json.dumps(found.to_dict(), indent=1, allow_nan=False) if options.json else found)
     if steps and steps.problems:
         raise checkpoint.CorruptionError(f"{options.path} is damaged", steps.problems)

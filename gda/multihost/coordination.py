@@ -88,6 +88,17 @@ def service() -> Service | None:
     return Service(client)
 
 
+def coordinator_address() -> str:
+    """Return ``host:port`` of the service, by which processes reach process 0; empty without it."""
+    try:
+        from jax._src import distributed
+
+        return distributed.global_state.coordinator_address or ""
+    except (ImportError, AttributeError):
+        warn_of_moved_service()
+        return ""
+
+
 _of_parent: Any = None  # the client of the process that forked this one
 
 

@@ -10,8 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import jax
@@ -109,6 +111,15 @@ class Keeper:
                 self.folder.url,
             )
         return owner.program, [*(steps | lost).items()]
+
+    def start(self) -> tuple[dict[str, Any], int]:
+        """Return the fields of the ``RunStart``, and the start that saved the newest step."""
+        owner, complete = self.folder.check_owner(self._claimed()), self.folder.complete()
+        history = sha256(repr(owner.rolled_back).encode()).hexdigest()[:16]
+        fields = {"run": owner.run, "generation": owner.generation, "history": history}
+        newest = complete[max(complete)].name if complete else None
+        begun = {} if newest is None else self.folder.fields(f"{newest}/{BEGUN}")
+        return fields, begun.get("generation", 0)
 
     def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
         """Return the complete steps and Orbax's newest; raise if this program may not use them."""
@@ -295,6 +306,11 @@ class Keeper:
             raise FileExistsError(
                 f"{place} has files that this run did not begin; move them elsewhere"
             )
+
+    def check_owner(self) -> None:
+        """Raise ``TakenOverError`` if another program owns the run; a silent store is no error."""
+        with suppress(OSError, ValueError):
+            self._claimed()
 
     def before_commit(self, step: StepSave) -> None:
         """Write the metrics, and look if the run is still this program's."""

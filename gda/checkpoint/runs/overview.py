@@ -55,7 +55,7 @@ class _StepRow(NamedTuple):
         sizes = [self.nbytes, self.nbytes_shared]
         return (
             str(self.step),
-            _age(self.saved) if self.saved else "",
+            age(self.saved) if self.saved else "",
             *("" if each is None else format_bytes(each) for each in sizes),
             "not readable"
             if self.problem
@@ -203,7 +203,8 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
     return "\n".join(lines)
 
 
-def _age(saved: str) -> str:
+def age(saved: str) -> str:
+    """Return the time since a step was saved, as ``3 min``."""
     seconds = time.time() - calendar.timegm(time.strptime(saved, _TIME))
     for unit, length in [("d", 86400), ("h", 3600), ("min", 60)]:
         if seconds >= 2 * length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -23,18 +23,29 @@ _BETWEEN_LOOKS = 0.5
 log = logging.getLogger("gda")
 
 
+class StepToRead(NamedTuple):
+    """A step that may be resumed: its number, its place for messages, and what reads its state.
+
+    ``name`` is that of its folder in the run; ``None`` for a local step, whose files are not late.
+    """
+
+    number: int
+    place: str
+    read: Callable[[], Any]
+    name: str | None = None
+
+
 class Resumed(NamedTuple):
-    """A step that all processes have read, and the damage of newer ones, by step."""
+    """A step that all processes have read, and newer ones that are damaged, with the damage."""
 
     state: Any
-    step: int
-    damage: Mapping[int, str]
+    step: StepToRead
+    damaged: list[tuple[StepToRead, str]]
 
 
 def read_newest(
     folder: RunFolder,
-    names: Mapping[int, str],
-    read: Callable[[str], Any],
+    steps: Sequence[StepToRead],
     *,
     damaged: Literal["set aside", "raise"],
     reads_together: bool,
@@ -45,24 +56,23 @@ def read_newest(
     write there. Then it is damage.
 
     Args:
-      names: the folders of the steps, by number.
-      read: returns the state in a folder.
-      reads_together: True if ``read`` communicates, so that all call it again if one must.
+      steps: the newest first.
+      reads_together: True if they are read together, so that all read again if one must.
 
     Raises:
       CorruptionError: all are damaged; or one is, with ``damaged="raise"``.
       Exception: any error of ``read`` that is not damage; in the other processes ``SaveError``.
     """
-    damage: dict[int, str] = {}
+    found: list[tuple[StepToRead, str]] = []
     late = _Late(folder)
-    for step in sorted(names, reverse=True):
-        state, found = _read_step(folder, names[step], read, reads_together, late)
-        if not found:
-            return Resumed(state, step, damage)
-        damage[step] = found
+    for step in steps:
+        state, damage = _read_step(folder, step, reads_together, late)
+        if not damage:
+            return Resumed(state, step, found)
+        found.append((step, damage))
         if damaged == "raise":
             break
-    lines = [f"step {step}: {found}" for step, found in damage.items()]
+    lines = [f"step {step.number}: {damage}" for step, damage in found]
     what = "is damaged" if damaged == "raise" else "has no step that can be read"
     raise CorruptionError(f"{folder.url} {what}: {join_some(lines)}", lines)
 
@@ -85,10 +95,10 @@ class _Late:
 
 
 def _read_step(
-    folder: RunFolder, name: str, read: Callable[[str], Any], reads_together: bool, late: _Late
+    folder: RunFolder, step: StepToRead, reads_together: bool, late: _Late
 ) -> tuple[Any, str]:
     """Return the state, or the damage that some process finds."""
-    what = f"reading {folder.url}/{name}"
+    what = f"reading {step.place}"
     state: Any = None
     is_read = False
 
@@ -97,9 +107,9 @@ def _read_step(
         if is_read and not reads_together:
             return {"kind": "read"}
         try:
-            state, is_read = read(name), True
+            state, is_read = step.read(), True
         except CheckpointNotFoundError:
-            return {"kind": "missing", "text": f"{folder.url}/{name} has no {manifest_json.NAME}"}
+            return {"kind": "missing", "text": f"{step.place} has no {manifest_json.NAME}"}
         except MissingFileError as error:
             return {"kind": "missing", "text": str(error)}
         except CorruptionError as error:
@@ -117,7 +127,8 @@ def _read_step(
             for process, part in parts.items():
                 if part["kind"] == kind:
                     text = part["text"] if len(parts) == 1 else f"process {process}: {part['text']}"
-                    is_late = kind == "missing" and late.may_come(text)
+                    may_be_late = kind == "missing" and step.name is not None
+                    is_late = may_be_late and late.may_come(text)
                     return {"kind": "late" if is_late else kind, "text": text}
         return {"kind": "read", "text": ""}
 

@@ -11,6 +11,7 @@ import logging
 import operator
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -19,9 +20,11 @@ from typing import Any, Literal, Self
 
 import jax
 
+from gda.checkpoint.local_steps.host_folder import RunStart, WholeStep
+from gda.checkpoint.local_steps.local_tier import LocalSteps
 from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
-from gda.checkpoint.runs.resuming import read_newest
+from gda.checkpoint.runs.resuming import StepToRead, read_newest
 from gda.checkpoint.saving import MAX_BYTES, Save, in_background
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
@@ -33,7 +36,7 @@ from gda.checkpoint.step_folders.folder import (
 )
 from gda.checkpoint.step_folders.rules import Keep, Rules, is_due
 from gda.layout.boundary import public, set_module
-from gda.layout.text import format_processes
+from gda.layout.text import format_numbers, format_processes
 from gda.multihost.agreement import call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
@@ -43,6 +46,7 @@ from gda.storage.options import Options, Retry, check_count, check_seconds
 from gda.storage.stores.checksums import require_crc32c
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import open_store
+from gda.trees.records.requests import Request
 
 log = logging.getLogger("gda")
 
@@ -79,6 +83,13 @@ class Run:
         thread of its own. The step is not removed before it returns. An error of it is logged.
       on_error: ``'log'`` goes on after a save that failed, until the next one; ``close`` and
         ``wait`` raise its error nevertheless.
+      local: a folder on the own disk of each host, such as ``/dev/shm/run``, or in its memory. The
+        steps there, each on all hosts, bring a training back after a host is lost, or a process is
+        killed; a machine's disk is no place for the last copy, so the other steps go to ``path``.
+      local_every: with ``local``, save there at every multiple of this number of steps.
+      local_keep: the local steps to keep; each host needs room for one more.
+      local_copies: the other hosts that get a block which only one host holds. With 1, the loss of
+        any one host loses nothing; with 0, only blocks that another host holds survive it.
       unchanged: ``'write'`` writes all arrays. By default, an array that has not changed since the
         newest step is linked where the file system can.
       retry, max_workers, max_bytes: as for ``save``.
@@ -119,6 +130,10 @@ class Run:
         timeout: float = 600,
         on_complete: Callable[[int, Any], object] | None = None,
         on_error: Literal["raise", "log"] = "raise",
+        local: Any = None,
+        local_every: int | None = None,
+        local_keep: int = 2,
+        local_copies: int = 1,
         unchanged: Literal["link", "write"] = "link",
         retry: Retry | None = None,
         max_workers: int | None = None,
@@ -140,6 +155,9 @@ class Run:
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
         self._options = Options(max_workers, max_bytes, retry=retry)
         self._folder = RunFolder(path, timeout)
+        self._local = LocalSteps.of(
+            *(local, local_every, local_keep, local_copies, self._options, timeout, _SHARED)
+        )
         self._compared = {
             "path": self._folder.url,
             "every": self._every,
@@ -151,10 +169,12 @@ class Run:
             "save_on": [*map(int, save_on)],
             "on_error": on_error,
             "unchanged": unchanged,
+            **(self._local.compared if self._local else {}),
         }
         self._keeper = Keeper(self._folder, rules, unchanged == "link", on_complete)
         # "resume" or "rollback" until a later resume has succeeded.
         self._phase: Literal["new", "resume", "rollback", "going on", "closed"] = "new"
+        self._whole: list[WholeStep] = []  # the steps that the hosts had at the beginning
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._steps: list[int] = []  # resumed or saved, ascending; the last may be in flight
         self._previous = 0  # the step of the call before
@@ -221,9 +241,10 @@ class Run:
         self._own(wanted, {**options, "damaged": damaged, "start_from": _text_of(start_from)})
         options |= {"merge": merge, "timeout": self._timeout}
         begun, url = time.monotonic(), self._folder.url
-        if not self._names:
+        local = self._local_steps(wanted)
+        if not self._names and not local:
             if start_from is None:
-                self._go_on(0)
+                self._go_on(0, state)
                 log.info("%s has no step yet: the training begins", url)
                 return state, 0
             # The same in all processes, also if it names the latest step of a run.
@@ -236,25 +257,61 @@ class Run:
                 failed=SaveError,
                 shared=_SHARED,
             ).mine
-            self._go_on(0)
+            self._go_on(0, state)
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
-        def read(name: str) -> Any:
+        from_hosts: Counter[int] = Counter()
+        steps = self._steps_to_read(local, state, options, from_hosts)
+        found = read_newest(self._folder, steps, damaged=damaged, reads_together=read_once)
+        names, number = self._names, found.step.number
+        for bad, reason in found.damaged:
+            if bad.name is None:
+                log.warning("local step %d is damaged, and not used: %s", bad.number, reason)
+                continue
+            aside = self._told("set aside", bind(self._folder.set_aside, bad.name, reason))
+            names = {n: name for n, name in names.items() if name != bad.name}
+            log.warning("step %d is damaged and was set aside as %s: %s", bad.number, aside, reason)
+        is_local, lost = found.step.name is None, steps[0].number - number
+        used = next((each for each in local if each.place == found.step.place), None)
+        newest = sorted(names)[-1:]
+        hosts = self._go_on(number, found.state, *newest, used=used, fetched=from_hosts)
+        if is_local:
+            hosts = f" {hosts}; the store has {f'step {newest[0]}' if newest else 'no step'}"
+        seconds, damage = time.monotonic() - begun, f"; {lost} steps lost by damage" if lost else ""
+        log.info("resumed %s at step %d%s, in %.1f s%s", url, number, hosts, seconds, damage)
+        return found.state, number
+
+    def _local_steps(self, wanted: int | None) -> list[WholeStep]:
+        """Return the steps on the hosts' disks that may be resumed; raise as for later steps."""
+        numbers = [each.name.number for each in self._whole]
+        if wanted is not None and max(numbers, default=wanted) > wanted:
+            raise ValueError(
+                f"the hosts have later local steps than {wanted}: {format_numbers(numbers[::-1])}; "
+                "resume without step, or remove the folder of local steps on each host"
+            )
+        return [each for each in self._whole if wanted in (None, each.name.number)]
+
+    def _steps_to_read(
+        self, local: Sequence[WholeStep], state: Any, options: dict[str, Any], fetched: Counter[int]
+    ) -> list[StepToRead]:
+        """Return the steps of the store and of the hosts, the newest first."""
+
+        def of_store(name: str) -> Any:
             return restore(below(self._folder.path, name), state, **options)
 
-        found = read_newest(
-            self._folder, self._names, read, damaged=damaged, reads_together=read_once
-        )
-        for number, reason in found.damage.items():
-            name = self._names[number]
-            aside = self._told("set aside", bind(self._folder.set_aside, name, reason))
-            log.warning("step %d is damaged and was set aside as %s: %s", number, aside, reason)
-        seconds, lost = time.monotonic() - begun, max(self._names) - found.step
-        self._go_on(found.step, found.step)
-        damage = f"; {lost} steps lost by damage" if lost else ""
-        log.info("resumed %s at step %d, in %.1f s%s", url, found.step, seconds, damage)
-        return found.state, found.step
+        steps = [
+            StepToRead(number, f"{self._folder.url}/{name}", bind(of_store, name), name)
+            for number, name in self._names.items()
+        ]
+        if self._local:
+            like = {name: options[name] for name in ("at", "partial", "cast", "merge")}
+            keeps = options["missing"] == "keep"
+            request = Request(state, None, None, pad=False, plain=None, keeps_missing=keeps, **like)
+            read = bind(self._local.read, request=request, told=fetched)
+            steps += [StepToRead(each.name.number, each.place, bind(read, each)) for each in local]
+        # Of two with one number, that on the hosts' own disks is quicker.
+        return sorted(steps, key=lambda each: (each.number, each.name is None), reverse=True)
 
     @communicates("gda.checkpoint.Run.save of step {step}")
     def save(
@@ -305,6 +362,7 @@ class Run:
         if self._is_new(number):
             is_begun = is_due or now
             is_begun = is_begun and self._save(number, state, metrics, self._logs_errors)
+            is_begun = self._save_locally(number, state) or is_begun
         else:
             self._is_asked = is_begun = False
         self._previous = number  # not after an error: the step may be saved again
@@ -333,12 +391,17 @@ class Run:
         """
         number = checked_step(step)
         is_due = self._is_due(number)
-        return self._is_new(number) and is_due
+        return self._is_new(number) and (is_due or self._is_due_locally(number))
 
     def _is_due(self, number: int) -> bool:
         self._own_if_new()
         self._look()
         return is_due(number, self._previous, self._every) or self._is_asked
+
+    def _is_due_locally(self, number: int) -> bool:
+        if self._local is None or self.is_ending:  # then the step goes to the store
+            return False
+        return self._local.is_due(number, self._previous)
 
     @communicates("gda.checkpoint.Run.wait")
     def wait(self) -> None:
@@ -526,6 +589,12 @@ class Run:
             )
         if self._phase == "new":
             self._own(None)
+            if self._whole:
+                raise ValueError(
+                    f"the hosts have local steps of {self._folder.url} up to "
+                    f"{self._whole[0].name.number}, and this run has not resumed: call "
+                    "run.resume(state) first"
+                )
             self._phase = "going on"
 
     def _own(self, only: int | None, options: Mapping[str, Any] | None = None) -> None:
@@ -537,15 +606,21 @@ class Run:
             what="gda.checkpoint.Run",
             timeout=self._timeout,
             agreed=lambda _: call_fields((), agreed),
-            decide=lambda _: self._keeper.own(only, resumes),
+            decide=lambda _: [
+                *self._keeper.own(only, resumes),
+                None if self._local is None else self._keeper.start(),
+            ],
             deciding=self._timeout,
             failed=SaveError,
             shared=(*_SHARED, DisagreementError),
         )
-        program, names = found.decision
+        program, names, start = found.decision
         self._names = dict(names)
         if jax.process_count() > 1:
             self._check_is_one_folder(program)
+        if self._local is not None:
+            fields, least = start
+            self._whole = self._local.look(RunStart(**fields), least)
         self._hears()
 
     def _check_is_one_folder(self, program: str) -> None:
@@ -563,9 +638,21 @@ class Run:
         ).decision
         check_all_see(self._folder.url, blind)
 
-    def _go_on(self, previous: int, *newest: int) -> None:
+    def _go_on(
+        self,
+        previous: int,
+        state: Any,
+        *newest: int,
+        used: WholeStep | None = None,
+        fetched: Mapping[int, int] | None = None,
+    ) -> str:
+        """Go on after a step; return a text of the hosts that had it."""
+        hosts = ""
+        if self._local is not None:
+            hosts = self._local.begin(state, previous, used, fetched or {})
         self._phase, self._steps = "going on", [*newest]
         self._previous = self._reached = previous
+        return hosts
 
     @property
     def _newest(self) -> int | None:
@@ -607,6 +694,26 @@ class Run:
             return False
         self._is_asked = False
         return is_begun
+
+    def _save_locally(self, number: int, state: Any) -> bool:
+        """Save a step on the hosts' disks if it is due; return True if so."""
+        if self._local is None or not self._is_due_locally(number):
+            return False
+        try:
+            return self._local.save(
+                number,
+                state,
+                logs_errors=self._logs_errors,
+                before_commit=self._keeper.check_owner,
+                failed=(lambda: None) if self._logs_errors else self._hears().ask,
+            )
+        except (TakenOverError, DisagreementError):
+            raise
+        except Exception as error:
+            if not self._logs_errors:
+                raise
+            log.error("step %d was not saved on the hosts' disks: %s", number, error)
+            return False
 
     def _begin(
         self, step: StepSave, state: Any, failure: Exception | None, logs_errors: bool
@@ -678,6 +785,8 @@ class Run:
                 what, failure is not None, lambda parts: self._end_of_running([*parts.values()])
             )
             self._hear_end(end, failure, logs_errors)
+        if self._local is not None:
+            self._local.finish(logs_errors)
 
     def _end_of_running(self, have_failed: Sequence[bool]) -> dict[str, Any] | None:
         """Return the failure of the save in flight, in process 0; raise if the owner changed."""
@@ -727,6 +836,8 @@ class Run:
             self._is_asked = self._is_asked or bool(ending.reason)
 
     def _end(self) -> None:
+        if self._local is not None:
+            self._local.close()
         if self._ending is not None:
             self._ending.close()
             self._ending = self._ending if self.is_ending else None

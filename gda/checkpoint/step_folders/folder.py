@@ -269,7 +269,7 @@ class RunFolder:
         """Take an old step out of the listing, as ``take_out``; return ``None`` if it is held."""
         with self._locked() as store:
             self.check_owner(mine)
-            self._read(f"{name}/{BEGUN}")  # or raise: a damaged one may be of another run
+            self.fields(f"{name}/{BEGUN}")  # or raise: a damaged one may be of another run
             if has(store, f"{name}/{_HELD}"):
                 return None
             place = f"{name}/{manifest_json.NAME}"
@@ -334,7 +334,7 @@ class RunFolder:
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return the metrics of a step; ``CorruptionError`` if they are damaged."""
-        return self._read(f"{name}/{METRICS}").get("metrics", {})
+        return self.fields(f"{name}/{METRICS}").get("metrics", {})
 
     def set_metrics(self, name: str, metrics: Mapping[str, float]) -> None:
         self.store().replace(f"{name}/{METRICS}", _sealed({"metrics": metrics}))
@@ -362,7 +362,7 @@ class RunFolder:
 
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
-        if not (fields := self._read(RUN)):
+        if not (fields := self.fields(RUN)):
             return None
         try:
             owner = Owner(**{name: _tuples(value) for name, value in fields.items()})
@@ -449,7 +449,7 @@ class RunFolder:
         if not store.is_remote and not has(store, f"{folder.name}/{UNFINISHED}"):
             return False
         try:
-            begun = self._read(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
+            begun = self.fields(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
         except CorruptionError:  # it was being written
             begun = {}
         is_mine = begun.get("run") == mine.run and begun.get("generation", 0) <= mine.generation
@@ -484,7 +484,7 @@ class RunFolder:
                     time.sleep(0.01)
             yield store
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def fields(self, name: str) -> dict[str, Any]:
         """Return the fields of a small file, empty without one; ``CorruptionError`` if damaged."""
         store = self.store()
         try:

@@ -228,6 +228,7 @@ class Writer:
     store: Store
     data: str
     options: Options
+    writes_metadata: bool = True  # a ``zarr.json`` for each array
 
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return its part for ``records``, as JSON."""
@@ -237,6 +238,8 @@ class Writer:
         documents = [pack.array for pack in packs]
         if jax.process_index() == 0:
             documents += arrays.values()
+        if not self.writes_metadata:
+            documents = []
         chunks = itertools.chain(
             self._chunks_of_leaves(share.large, arrays, sums), self._chunks_of_packs(packs)
         )
@@ -277,6 +280,10 @@ class Writer:
 
     def name(self, array: StoredArray, chunk: int) -> str:
         return f"{self.data}/{array.name}/{array.grid.key(chunk)}"
+
+    def name_of_value(self, number: int, leaf: SavedPerProcess) -> str:
+        """Return the name of the file with the value of this process."""
+        return f"{self.data}/{_name_of(number, leaf.record.path)}.{jax.process_index()}"
 
     def _packs_of(self, leaves: Iterable[SavedLeaf]) -> list[Pack]:
         """Return the packs of this process, with the blocks that it writes of small arrays."""
@@ -378,8 +385,7 @@ class Writer:
 
     def _write_file(self, number: int, leaf: SavedPerProcess) -> tuple[int, int]:
         """Write the value of this process; return size and checksum of its file."""
-        name = _name_of(number, leaf.record.path)
-        self.store.write(f"{self.data}/{name}.{jax.process_index()}", leaf.data)
+        self.store.write(self.name_of_value(number, leaf), leaf.data)
         return size_and_crc(leaf.data)
 
     def _write_document(self, array: StoredArray) -> None:

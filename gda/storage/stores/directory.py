@@ -68,7 +68,7 @@ class FileStore:
         """Return the path or URL of a file, for the user."""
         return os.path.join(self.url, name)
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | Bytes) -> None:
         """Write a new file; it is durable after the next ``flush``."""
         with self._created(name) as handle:
             write_all(handle, data)

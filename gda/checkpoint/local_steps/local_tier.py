@@ -1,0 +1,422 @@
+"""The steps of a run on the hosts' own disks: saved often, and read after a host is lost.
+
+Every function here is one meeting of all processes, like those of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import operator
+import os
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, Self
+
+import jax
+
+from gda.arrays.transport.connection import Address
+from gda.arrays.transport.listening import address_towards
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.local_steps.files_of_hosts import FileServer, Host, StepOfHosts, fetch_small
+from gda.checkpoint.local_steps.host_folder import (
+    FoundStep,
+    HostFolder,
+    RunStart,
+    StepName,
+    WholeStep,
+    partners_of,
+    whole_steps,
+)
+from gda.checkpoint.local_steps.local_save import HostsOfRun, LocalSave
+from gda.checkpoint.pending import Pending
+from gda.checkpoint.restoring import restored
+from gda.checkpoint.saving import CommittedSave, in_background
+from gda.checkpoint.step_folders.rules import is_due
+from gda.layout.text import counted, format_bytes, format_processes, join_some
+from gda.multihost import coordination
+from gda.multihost.steps import all_do
+from gda.storage.options import Options, check_count
+from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.trees.records.recorded_tree import flatten
+from gda.trees.records.requests import Request
+from gda.trees.records.saved_leaves import given_leaves, without_ties
+
+log = logging.getLogger("gda")
+
+_LOOPBACK = "127.0.0.1"
+
+
+class LocalSteps:
+    """The local steps of a run.
+
+    Args:
+      path: the folder on each host.
+      every: as for ``Run``, of these steps.
+      keep: the newest steps that each host keeps.
+      copies: the other hosts that have each block, at least.
+      shared: the errors that all processes raise.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        every: int,
+        keep: int,
+        copies: int,
+        options: Options,
+        timeout: float,
+        shared: tuple[type[Exception], ...],
+    ) -> None:
+        self._path, self._every, self._keep, self._copies = path, every, keep, copies
+        self._options, self._timeout, self._shared = options, timeout, shared
+        self._hosts: HostsOfRun | None = None
+        self._server: FileServer | None = None
+        self._whole: list[WholeStep] = []
+        self._names: list[str] = []  # of the complete steps, ascending
+        self._running: tuple[int, Pending] | None = None
+        self._is_begun = False
+        self._is_asked = False  # the next step is due, because a host has lost its files
+
+    @classmethod
+    def of(cls, path: Any, every: Any, keep: Any, copies: Any, *rest: Any) -> Self | None:
+        """Return the local steps that arguments of ``Run`` describe; ``None`` without a folder."""
+        if path is None:
+            if every is not None:
+                raise ValueError("local_every was given without local; pass the folder too")
+            return None
+        path = _checked(path, every)
+        check_count(every, "local_every")
+        check_count(keep, "local_keep")
+        if isinstance(copies, bool) or not isinstance(copies, int) or copies < 0:
+            raise ValueError(f"local_copies must be a whole number from 0 on, not {copies!r}")
+        return cls(path, operator.index(every), operator.index(keep), copies, *rest)
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """The arguments that must be the same in all processes."""
+        return {
+            "local": self._path,
+            "local_every": self._every,
+            "local_keep": self._keep,
+            "local_copies": self._copies,
+        }
+
+    def is_due(self, number: int, previous: int) -> bool:
+        """Return True if a step is to be saved."""
+        return self._is_asked or is_due(number, previous, self._every)
+
+    # The beginning of a start.
+
+    def look(self, start: RunStart, least: int) -> list[WholeStep]:
+        """Return the steps that the hosts have together, the newest first.
+
+        ``least`` is the start that has saved the newest step of the store: those of starts before
+        are not used.
+        """
+        folder: HostFolder | None = None
+        self._is_begun = False
+
+        def work() -> dict[str, Any]:
+            nonlocal folder
+            folder = HostFolder(self._path, start)
+            found, unused = folder.look()
+            for line in unused:
+                log.warning("local steps: %s; it is not used", line)
+            server, token = self._serve(folder)
+            return {
+                "id": folder.id,
+                "name": socket.gethostname(),
+                "server": [*server, token],
+                "steps": [asdict(each) for each in found],
+            }
+
+        def decide(parts: dict[int, Any]) -> dict[str, Any]:
+            firsts: dict[str, int] = {}
+            for process, part in parts.items():
+                firsts.setdefault(part["id"], process)
+            numbers = {each: number for number, each in enumerate(firsts)}
+            of_firsts = [parts[process] for process in firsts.values()]
+            found = {
+                host: [FoundStep(**step) for step in part["steps"]]
+                for host, part in enumerate(of_firsts)
+            }
+            whole, unused = whole_steps(found, least)
+            names: dict[str, set[str]] = {}
+            for part in parts.values():
+                names.setdefault(part["id"], set()).add(part["name"])
+            shared = [sorted(each) for each in names.values() if len(each) > 1]
+            return {
+                "host_of": [numbers[part["id"]] for part in parts.values()],
+                "servers": [part["server"] for part in of_firsts],
+                "whole": [[str(each.name), [*each.holders.items()]] for each in whole],
+                "unused": unused,
+                "shared": shared,
+            }
+
+        decision = self._together("looking for local steps", work, decide)
+        assert folder is not None
+        if jax.process_index() == 0:
+            for line in decision["unused"]:
+                log.warning("local step %s; it is not used", line)
+            for names in decision["shared"]:
+                log.warning(
+                    "local=%r is one folder for the hosts %s: the loss of its disk loses all local "
+                    "steps in it",
+                    self._path,
+                    join_some(names),
+                )
+        servers = [
+            Host(number, Address(host, port), token)
+            for number, (host, port, token) in enumerate(decision["servers"])
+        ]
+        self._hosts = HostsOfRun(folder, decision["host_of"], servers, self._copies)
+        self._whole = [
+            WholeStep(name, dict(holders))
+            for text, holders in decision["whole"]
+            if (name := StepName.of(text)) is not None
+        ]
+        return self._whole
+
+    def _serve(self, folder: HostFolder) -> tuple[Address, str]:
+        """Listen for other hosts, with a new secret; return the address, and the secret."""
+        self.close()
+        if jax.process_count() == 1:
+            return Address(_LOOPBACK, 0), ""
+        place, token = coordination.coordinator_address(), uuid.uuid4().hex
+        towards = Address.of(place) if place else Address(_LOOPBACK, 0)
+        self._server = FileServer(folder.path, address_towards(towards), token)
+        return self._server.address, token
+
+    def read(self, step: WholeStep, request: Request, told: Counter[int]) -> Any:
+        """Return the state of a step; add the bytes that came from other hosts to ``told``."""
+        hosts, name = self._known, str(step.name)
+        there = {
+            hosts.servers[host]: ranges
+            for host, ranges in step.holders.items()
+            if host != hosts.here
+        }
+        file = self._manifest_of(name, [*there])
+        manifest = manifest_json.load(file, f"{hosts.folder.path}/{name}")
+        store = StepOfHosts(hosts.folder.path, name, file, manifest, there, self._timeout)
+        state = restored(store, request, Options(), self._timeout)
+        told.update(store.fetched)
+        return state
+
+    def _manifest_of(self, name: str, there: Sequence[Host]) -> bytes:
+        """Return the manifest of a step: of this host, or of the first that answers."""
+        hosts = self._known
+        with contextlib.suppress(OSError, ValueError):
+            store = hosts.folder.store(name)
+            file = store.read(manifest_json.NAME, manifest_json.MOST_BYTES)
+            manifest_json.load(file, name)
+            return file
+        place = f"{name}/{manifest_json.NAME}"
+        for host in there:
+            with contextlib.suppress(OSError):
+                return fetch_small(host, place, manifest_json.MOST_BYTES, self._timeout)
+        raise CorruptionError(f"no host has the manifest of the local step {name}")
+
+    def begin(self, state: Any, step: int, used: WholeStep | None, told: Mapping[int, int]) -> str:
+        """Begin to save after a step, and return a text of its hosts.
+
+        Raises ``OSError`` in all processes if the folder of a host is too small.
+        """
+        hosts = self._known
+
+        def work() -> dict[str, Any]:
+            hosts.folder.begins_at(step)
+            _, leaves = flatten(state)
+            given, _ = without_ties(leaves, given_leaves(leaves, self._options))
+            own, sent = hosts.nbytes_of(given)
+            room = hosts.folder.room() if hosts.is_first else None
+            return {"own": own, "sent": [*sent.items()], "room": room, "told": [*told.items()]}
+
+        def decide(parts: dict[int, Any]) -> dict[str, Any]:
+            needed: Counter[int] = Counter()
+            for process, part in parts.items():
+                needed[hosts.host_of[process]] += part["own"]
+                needed.update(dict(part["sent"]))
+            rooms = {
+                hosts.host_of[process]: part["room"]
+                for process, part in parts.items()
+                if part["room"] is not None
+            }
+            self._check_room(needed, rooms)
+            of_hosts: dict[int, Counter[int]] = {}
+            for process, part in parts.items():
+                of_hosts.setdefault(hosts.host_of[process], Counter()).update(dict(part["told"]))
+            return {"text": _text_of(used, of_hosts), "needed": max(needed.values())}
+
+        decision = self._together("the room for local steps", work, decide)
+        self._is_begun = True
+        older = [str(each.name) for each in self._whole if used and each.name <= used.name]
+        self._names = older[: self._keep][::-1]
+        self._is_asked = used is not None and len(used.holders) < len(hosts.servers)
+        if hosts.is_first:
+            hosts.folder.keep_only(self._names)
+        if jax.process_index() == 0:
+            log.info(
+                "a local step takes up to %s on a host in %s; %s",
+                format_bytes(decision["needed"]),
+                hosts.folder.path,
+                _text_of_losses(len(hosts.servers), self._copies),
+            )
+        return decision["text"]
+
+    def _check_room(self, needed: Mapping[int, int], rooms: Mapping[int, int]) -> None:
+        for host, nbytes in sorted(needed.items()):
+            total = nbytes * (self._keep + 1)
+            if total > rooms[host]:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"{self._path} of host {host} has room for {format_bytes(rooms[host])}, and "
+                    f"{self._keep + 1} local steps of {format_bytes(nbytes)} need "
+                    f"{format_bytes(total)}: {self._keep} that are kept, and the one that is "
+                    "written. Give it a larger folder, or local_copies=0",
+                )
+
+    @property
+    def _known(self) -> HostsOfRun:
+        assert self._hosts is not None
+        return self._hosts
+
+    # A save.
+
+    def save(
+        self,
+        number: int,
+        state: Any,
+        *,
+        logs_errors: bool,
+        before_commit: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> bool:
+        """Begin to save a step; raise in all processes if the save before has failed."""
+        if not self._is_begun:
+            self.begin(state, 0, None, {})
+        failure, begun_at = self._failure(), time.monotonic()
+
+        def decide(have_failed: list[bool]) -> tuple[bool, list[int]]:
+            late = [process for process, has_failed in enumerate(have_failed) if has_failed]
+            return not late or logs_errors, late
+
+        kept = self._names[len(self._names) - self._keep + 1 :] if self._keep > 1 else []
+        hosts = self._known
+        saving = LocalSave(hosts, number, kept, self._options, self._timeout, before_commit)
+
+        def completed(written: CommittedSave, free_since: float) -> None:
+            log.info(
+                f"saved step {number} on local disks: the loop waited "
+                f"{free_since - begun_at:.3f} s; complete after "
+                f"{time.monotonic() - begun_at:.1f} s; {format_bytes(written.nbytes)} in all"
+            )
+
+        with ExitStack() as stack:
+            begun, late = stack.enter_context(saving).begin_if(
+                decide, failure is not None, state, self._timeout, self._shared
+            )
+            self._hear_end(late, failure, logs_errors)
+            if begun is None:
+                return False
+            pending = in_background(saving, begun, stack, completed, failed)
+        self._running, self._is_asked = (number, pending), False
+        self._names = [*kept, str(saving.step)]
+        return True
+
+    def _failure(self) -> Exception | None:
+        """Wait for the save in flight; return its error in this process."""
+        try:
+            if self._running is not None:
+                self._running[1].result()
+        except Exception as error:
+            return error
+        return None
+
+    def finish(self, logs_errors: bool) -> None:
+        """Wait for the save in flight; if it failed in any process, all raise, or log."""
+        if self._running is not None:
+            failure = self._failure()
+
+            def decide(parts: dict[int, bool]) -> list[int]:
+                return [process for process, has_failed in parts.items() if has_failed]
+
+            late = self._together("end of a local save", lambda: failure is not None, decide)
+            self._hear_end(late, failure, logs_errors)
+
+    def _hear_end(self, late: list[int], failure: Exception | None, logs_errors: bool) -> None:
+        running, self._running = self._running, None
+        if running is None or not late:
+            return
+        self._names = self._names[:-1]
+        message = f"step {running[0]} was not saved on the local disks {self._path}"
+        if not logs_errors:
+            raise failure or SaveError(f"{message}: {format_processes(late)} failed")
+        log.error("%s; the training goes on", message)
+
+    def close(self) -> None:
+        """End the server of this process."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _together(
+        self, what: str, work: Callable[[], Any], decide: Callable[[dict[int, Any]], Any]
+    ) -> Any:
+        return all_do(
+            work,
+            decide=decide,
+            what=f"{what}, in {self._path}",
+            timeout=self._timeout,
+            failed=SaveError,
+            shared=self._shared,
+        ).decision
+
+
+def _text_of(used: WholeStep | None, told: Mapping[int, Mapping[int, int]]) -> str:
+    """Return the hosts of a step, and the bytes that came from others."""
+    if used is None:
+        return ""
+    lines = []
+    for host, sources in told.items():
+        is_new = host not in used.holders
+        if sources or is_new:
+            from_hosts = [f"{format_bytes(n)} from host {each}" for each, n in sources.items()]
+            what = " is new" if is_new else ""
+            lines.append(f"host {host}{what}: {join_some(from_hosts) if from_hosts else 'nothing'}")
+    return f"from {len(used.holders)} of {counted(len(told), 'host')}' disks" + "".join(
+        f"; {line}" for line in lines
+    )
+
+
+def _text_of_losses(num_hosts: int, copies: int) -> str:
+    """Return the losses of hosts that a local step survives."""
+    if num_hosts == 1:
+        return "there is one host, whose loss loses local steps"
+    if not copies:
+        return "no copies are made: a lost host loses the blocks that no other host holds"
+    pairs = sorted(
+        {tuple(sorted((host, *partners_of(host, num_hosts, copies)))) for host in range(num_hosts)}
+    )
+    groups = join_some([" and ".join(map(str, pair)) for pair in pairs])
+    lost = counted(min(copies, num_hosts - 1), "host")
+    return f"it survives the loss of any {lost}, and of more unless they are all of {groups}"
+
+
+def _checked(path: Any, every: Any) -> str:
+    """Return the path of local steps; raise unless it and ``every`` belong together."""
+    if every is None:
+        raise ValueError("local needs local_every, the number of steps between local steps")
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str) or not path or "://" in path:
+        raise ValueError(
+            f"local must be a folder on each host's own disk, such as '/dev/shm/run', not {path!r}"
+        )
+    return os.path.abspath(os.path.expanduser(path))
