@@ -239,10 +239,12 @@ def timeline_of(clock: Clock, ranges: LiveRanges) -> Timeline:
         if live > most:
             most, peak = live, run
         name, begin = format_source(run.step) or run.step.name, folded(run.begin)
+        collective = run.step.collective
+        opcode = run.step.opcode if collective is None else collective.kind
         for track, alone, work in _tracks(run, clock.rates):
             takes, seconds = run.end - run.begin, folded(run.end) - begin
             takes, seconds = (takes, seconds) if alone is None else (alone, alone)
-            event = TimelineEvent(track, name, begin, seconds, takes, run.step.opcode, **work)
+            event = TimelineEvent(track, name, begin, seconds, takes, opcode, **work)
             events.append(event._replace(live_bytes=live if live != before else None))
             before = live
     return Timeline(tuple(events), tuple(ranges.largest_at((*peak.inside, peak.step.name))))

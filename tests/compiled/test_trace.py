@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.compiled.collective_times import Interconnect
+from gda.compiled.device_clock import Timeline, TimelineEvent
 from gda.compiled.devices.device_kinds import kind_named
 from gda.compiled.hlo import ProgramMesh, modules_of, read_schedule
 from gda.compiled.hlo.live_ranges import LiveRanges
@@ -136,13 +137,32 @@ def test_the_file_has_the_form_of_chrome(tmp_path: Path) -> None:
     assert loop["args"]["turns"] == 5
     counters = [each["args"]["temporaries"] for each in events if each["ph"] == "C"]
     assert max(counters) == 12 * MIB
-    (peak,) = [each for each in events if each["ph"] == "i"]
+    peak, about = [each for each in events if each["ph"] == "i"]
     assert peak["args"]["1"].startswith("bfloat16[4096,1024], 8.0 MiB")
+    assert about["args"] == document["otherData"]  # which Perfetto does not show
+    (gather,) = [each for each in events if each.get("cat") == "over data"]
+    assert gather["name"].startswith("all-gather ")
+    assert document["traceEvents"][0]["pid"] not in tracks  # or it is named the main thread
+
+
+def test_events_of_a_track_end_in_the_nanosecond_in_which_the_next_begins(tmp_path: Path) -> None:
+    # The first is from 3,493,372.5 to 3,506,135.2 ns: both rounded up, it would end in the second.
+    first = TimelineEvent("copies", "a", 3493.372516224208e-6, 12.762707232506862e-6, 0.0)
+    second = first._replace(name="b", begin=first.begin + first.seconds)
+    scalar = second._replace(name="c", track="memory", seconds=5e-12, live_bytes=4)
+    found = dataclasses.replace(seconds(), timeline=Timeline((first, second, scalar)))
+    path = tmp_path / "step.json"
+    rehearsal(found).save_trace(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    check_events(events)
+    times = [(each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"]
+    assert times == [("a", 3493.373, 12.762), ("b", 3506.135, 12.763)]
+    assert [each["args"]["temporaries"] for each in events if each["ph"] == "C"] == [4]
 
 
 def check_events(events: list[dict[str, Any]]) -> None:
     """Check fields and types of the specification of the format, and that slices do not cross."""
-    slices: dict[int, list[tuple[float, float]]] = {}
+    slices: dict[int, list[tuple[int, int]]] = {}
     for each in events:
         assert each["ph"] in ("M", "X", "C", "i")
         assert isinstance(each["name"], str)
@@ -150,16 +170,18 @@ def check_events(events: list[dict[str, Any]]) -> None:
         if each["ph"] != "M":
             assert each["ts"] >= 0
         if each["ph"] == "X":
-            assert each["dur"] >= 0
-            slices.setdefault(each["tid"], []).append((each["ts"], each["ts"] + each["dur"]))
+            begin, takes = (round(each[time] * 1000) for time in ("ts", "dur"))
+            assert takes > 0
+            assert (begin / 1000, takes / 1000) == (each["ts"], each["dur"])
+            slices.setdefault(each["tid"], []).append((begin, begin + takes))
         if each["ph"] == "C":
             assert all(isinstance(value, int) for value in each["args"].values())
     for found in slices.values():
-        open_ends: list[float] = []
+        open_ends: list[int] = []
         for begin, end in sorted(found, key=lambda pair: (pair[0], -pair[1])):
-            while open_ends and open_ends[-1] <= begin + 1e-6:
+            while open_ends and open_ends[-1] <= begin:
                 open_ends.pop()
-            assert not open_ends or end <= open_ends[-1] + 1e-6
+            assert not open_ends or end <= open_ends[-1]
             open_ends.append(end)
 
 
