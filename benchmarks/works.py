@@ -9,6 +9,7 @@ from benchmarks.checkpoint import (
     comparing,
     first_calls,
     linking,
+    local_steps,
     models,
     training_runs,
 )
@@ -53,6 +54,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
             *comparing.works(quick),
             *linking.works(quick),
             *training_runs.works(quick),
+            *local_steps.works(quick),
         ],
         "Two programs": two_programs.works(quick),
         "Safetensors": safetensors_out.works(quick),

@@ -145,28 +145,26 @@ def check_state(state: dict[str, Any], step: int) -> None:
     assert state["own"].value[1] == step
 
 
-def local_training(shared: str, steps: str, every: str = "1000", wait: str = "0") -> int:
+def local_training(shared: str, steps: str, every: str = "1000", pause: str = "0") -> int:
     """Train with local steps: at every second step there, and every few to the folder of all."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    begun = time.monotonic()
+    say("begins")
     run = checkpoint.Run(
-        f"{shared}/local", every=int(every), local="/dev/shm/run", local_every=2, timeout=60
+        f"{shared}/local",
+        every=int(every),
+        keep=2,
+        local="/dev/shm/run",
+        local_every=2,
+        timeout=60,
     )
-    state, step = run.resume(state_after(0), merge=lambda values, count: [values[0]] * count)
-    check_state(state, step)
-    say("resumed at", step, f"after {time.monotonic() - begun:.1f} s")
-    last = step + int(steps)
-    while step < last:
-        step += 1
+    state, first = run.resume(state_after(0), merge=lambda values, count: [values[0]] * count)
+    check_state(state, first)
+    say("resumed at", first)
+    for step in range(first + 1, first + 1 + int(steps)):
         run.save(step, state_after(step))
-        if step % 2 == 0 and float(wait):
-            run.wait()
-            say("complete", step)
-            time.sleep(float(wait))
+        say("after step", step)
+        time.sleep(float(pause))
     run.wait()
-    say("done at", step)
-    if int(every) < 1000:
-        run.close()
     return 0
 
 
