@@ -1,7 +1,7 @@
 """Local steps of a run beside steps in a shared folder: held, complete, and resumed after a loss.
 
-Two processes stand for two hosts on this machine, and share its cores and its disk. Each works in a
-folder of its own, and has its local steps there.
+Two processes stand for two hosts on this machine, and share its cores. Each works in a folder of
+its own in memory, and has its local steps there; the shared folder is on the disk.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import tempfile
 import time
+import weakref
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -78,38 +81,37 @@ class _Training:
 
 
 @cache
-def _training(folder: str, nbytes: int, is_local: bool) -> _Training:
-    own = Path(folder, f"host{jax.process_index()}")
-    own.mkdir(exist_ok=True)
-    os.chdir(own)
+def _training(memory: str, folder: str, nbytes: int, is_local: bool) -> _Training:
+    os.chdir(Path(memory, str(jax.process_index())))
     return _Training(f"{folder}/{'of_local' if is_local else 'shared'}", nbytes, is_local)
 
 
-def _saved(folder: str, nbytes: int, is_local: bool) -> float:
-    return _training(folder, nbytes, is_local).save()
+def _saved(is_local: bool, *given: Any) -> float:
+    return _training(*given, is_local).save()
 
 
-def _resumed(folder: str, nbytes: int, is_local: bool) -> float:
-    return _training(folder, nbytes, is_local).resume(loses_host=is_local)
+def _resumed(is_local: bool, *given: Any) -> float:
+    return _training(*given, is_local).resume(loses_host=is_local)
 
 
 # Here.
 
 
-@cache
-def _pool() -> Pool:
-    return Pool(HOSTS, devices=DEVICES)
-
-
-def _each(call: Any, nbytes: int) -> list[Side]:
-    pool, scratch = _pool(), Scratch()
-    folder = str(scratch.folder)
+def _each(call: Callable[..., float], nbytes: int) -> list[Side]:
+    pool, scratch = Pool(HOSTS, devices=DEVICES), Scratch()
+    memory = tempfile.TemporaryDirectory(dir="/dev/shm")
+    for host in range(HOSTS):
+        Path(memory.name, str(host)).mkdir()
+    weakref.finalize(scratch, pool.close)
+    given = memory.name, str(scratch.folder), nbytes
 
     def side(is_local: bool) -> Side:
-        if call is _resumed:
-            pool.run(_saved, folder, nbytes, is_local)
-        run = partial(pool.run, call, folder, nbytes, is_local)
-        return Side(lambda: max(run()), scratch.keep, times_itself=True)
+        pool.run(_saved, is_local, *given)
+
+        def fresh() -> tuple[Any, ...]:
+            return memory and scratch.keep()
+
+        return Side(lambda: max(pool.run(call, is_local, *given)), fresh, times_itself=True)
 
     return [side(True), side(False)]
 

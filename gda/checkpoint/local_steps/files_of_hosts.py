@@ -34,7 +34,8 @@ class FileServer(Server):
 
     def answer(self, connection: Connection) -> None:
         """Answer questions until the other side ends the connection."""
-        store = FileStore(self._folder)  # anew, because it remembers the folders that it made
+        # Anew, because it remembers the folders that it made.
+        store = FileStore(self._folder, syncs=False)
         with contextlib.suppress(ConnectionError, TimeoutError):
             while True:
                 connection.deadline = Deadline(SECONDS_TO_ASK)

@@ -126,7 +126,8 @@ class HostFolder:
         os.makedirs(self.path, exist_ok=True)
 
     def store(self, name: str) -> FileStore:
-        return FileStore(os.path.join(self.path, name))
+        """Return the place of a step. Nothing is synced: after a host is lost, others have it."""
+        return FileStore(os.path.join(self.path, name), syncs=False)
 
     def look(self) -> tuple[list[FoundStep], list[str]]:
         """Return the complete steps of this run, and why other files here are not used."""

@@ -39,18 +39,20 @@ class FileStore:
     """A directory. ``KvStore`` has the same methods, which are described here.
 
     Files and directories may be symbolic links, as in the cache of a hub: reads follow them. Writes
-    and removals replace and remove the link itself.
+    and removals replace and remove the link itself. Without ``syncs``, what is written survives the
+    program, and not the machine.
     """
 
     is_remote = False  # True: requests are slow, and their answers are in new memory
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, syncs: bool = True) -> None:
         if not root:
             raise ValueError("the path of a checkpoint is empty; pass a directory or a URL")
         if "\0" in root:
             raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
         self.url = root
         self._root = os.path.abspath(root)
+        self._syncs = syncs
         self._guard = threading.Lock()
         self._to_sync: set[str] = set()
         self._known: set[str] = set()
@@ -77,7 +79,8 @@ class FileStore:
         """Write a file as ``write``, with the payload's CRC-32C after it; return the CRC-32C."""
         with self._created(name) as handle:
             write_all(handle, payload)
-            begin_to_sync(handle)  # takes time for every page, so it is not called again
+            if self._syncs:
+                begin_to_sync(handle)  # takes time for every page, so it is not called again
             crc = crc32c(payload)  # the disk is at work meanwhile
             write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
@@ -109,7 +112,7 @@ class FileStore:
         """Make everything durable that was written through this object."""
         with self._guard:
             directories, self._to_sync = sorted(self._to_sync, reverse=True), set()
-        for directory in directories:
+        for directory in directories if self._syncs else ():
             sync_folder(directory)
 
     def version(self, name: str) -> bytes:
@@ -136,7 +139,7 @@ class FileStore:
         # Not with write(), which would make a directory again that was removed meanwhile. The file
         # must be new: without locks, only one save at a time gets past this.
         try:
-            with _new_file(beside) as handle:
+            with _new_file(beside, self._syncs) as handle:
                 write_all(handle, data)
         except FileExistsError:
             raise SaveError(
@@ -150,7 +153,8 @@ class FileStore:
         except BaseException:
             _remove_again(beside)
             raise
-        sync_folder(os.path.dirname(path))
+        if self._syncs:
+            sync_folder(os.path.dirname(path))
 
     def _check_version(self, name: str, version: bytes | None) -> None:
         now = self.version(name)
@@ -288,7 +292,7 @@ class FileStore:
         """Make a file and missing directories; give its handle."""
         path = self._inside(name)
         self._make_directory(os.path.dirname(path))
-        return _new_file(path)
+        return _new_file(path, self._syncs)
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
@@ -382,13 +386,14 @@ def _size(found: os.stat_result) -> int:
 
 
 @contextlib.contextmanager
-def _new_file(path: str) -> Iterator[int]:
-    """Make a file; it is durable at the end, or removed after an error."""
+def _new_file(path: str, syncs: bool) -> Iterator[int]:
+    """Make a file; it is durable at the end if it is synced, and removed after an error."""
     with about(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
             yield handle
-            os.fsync(handle)
+            if syncs:
+                os.fsync(handle)
         except BaseException:
             _remove_again(path)
             raise
