@@ -121,8 +121,8 @@ _FIRST = {
     "replicas compared: 64 MiB of float32 on each of 8 devices": "Compare replicas of 64 MiB",
 }
 _ROWS = [
-    *(*_LOADS[:3], _LOADS[-1], *_CALLS),
-    *(f"restore {_OTHER}", _TUNED, "save 512 MiB, 2 arrays", f"save {_SMALL}"),
+    *(*_LOADS[:3], *_CALLS),
+    *(_TUNED, "save 512 MiB, 2 arrays", f"save {_SMALL}"),
     *(_CALLBACK, _INDICES, _JITTED),
 ]
 

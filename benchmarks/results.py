@@ -119,6 +119,6 @@ def here(accelerator: str = "") -> str:
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {accelerator}{', ' * bool(accelerator)}"
         f"{os.cpu_count()} cores, {cpu[1] if cpu else 'CPU'} with {vectors}, "
-        f"memory copied at {copied_per_second() / 1e9:.1f} GB/s; "
+        f"memory copied at {copied_per_second() / 1e9:.0f} GB/s; "
         f"Python {platform.python_version()}, {', '.join(packages)}"
     )
