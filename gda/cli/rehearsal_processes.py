@@ -115,7 +115,7 @@ def _in_words(report: RehearsalReport) -> str:
     from gda.compiled.report.rehearsal_text import ANSWERS
 
     if (rehearsal := report.rehearsal) is None:
-        return report.reason
+        return report.reason.partition(". ")[0]
     time_ = f", about {rehearsal.seconds}" if rehearsal.seconds.estimate else ""
     return f"{ANSWERS[rehearsal.fits]}, {format_size(rehearsal.peak_bytes)}{time_}"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import OK, WRONG, terminal_width
 from gda.layout.tables import table
-from gda.layout.text import format_bytes, format_mesh
+from gda.layout.text import format_bytes, format_mesh, listed
 
 if TYPE_CHECKING:
     from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest
@@ -43,7 +44,7 @@ class RehearsalResult(NamedTuple):
         return _DOES_NOT_FIT if self.rehearsal.fits is False else OK
 
     def order(self) -> tuple[float, ...]:
-        """Return the key of sorting: a known cost first, then time, then what is there without."""
+        """Return the key of sorting: of what fits cost, then time; of the rest first the memory."""
         rehearsal = self.rehearsal
         if rehearsal is None:
             return (self.code,)
@@ -54,7 +55,8 @@ class RehearsalResult(NamedTuple):
         known = [math.inf if each is None else each for each in figures]
         peak = rehearsal.peak_bytes or math.inf
         is_unknown = seconds.is_bound or nbytes is None
-        return (self.code, is_unknown, *known, slow or 0, nbytes or 0, peak)
+        too_large = peak / (rehearsal.capacity_bytes or 1) if rehearsal.fits is False else 0
+        return (self.code, too_large, is_unknown, *known, slow or 0, nbytes or 0, peak)
 
     def document(self) -> dict[str, Any]:
         request = self.request
@@ -100,20 +102,45 @@ def lines_of(results: Sequence[RehearsalResult]) -> list[str]:
     if rehearsed and (words := distance_of(rehearsed[0][1])):
         is_first = "the first" if rehearsed[0][1].cost else "the fastest"
         parts.append([f"{rehearsed[0][0]} is {is_first} of these: {words}"])
-    repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
-    parts.append([f"{mesh}: {words}" for mesh, words in repeated if words])
+    parts.append(_near_the_first(rehearsed))
+    if rehearsed and (advice := rehearsed[0][1].advice):
+        parts.append([f"{rehearsed[0][0]}, to save time or memory: {advice[0].text}"])
+    repeated: dict[str, list[str]] = {}
+    for mesh, rehearsal in rehearsed:
+        repeated.setdefault(repetition_of(rehearsal), []).append(mesh)
+    parts.append([f"{'; '.join(meshes)}: {words}" for words, meshes in repeated.items() if words])
     bounds = [(mesh, omissions_of(each)) for mesh, each in rehearsed if each.seconds.is_bound]
     parts.append([f"{mesh}: {words}" for mesh, words in bounds])
     if failed := [each for each in results if not each.rehearsal]:
-        rows = [
-            [*[each.request.topology] * are_several, each.mesh, each.report.reason]
-            for each in failed
-        ]
+        rows: dict[str, list[str]] = {}  # one for reasons that differ in numbers alone
+        for each in failed:
+            topology, why = each.request.topology, each.report.reason.partition(". ")[0]
+            cells = [*[topology] * are_several, each.mesh, why]
+            row = rows.setdefault(topology + re.sub(r"\{.*?\}|\d+", "", why), cells)
+            row[-1] += f"; also {each.mesh}" * (row is not cells)
         header = [*["topology"] * are_several, "no rehearsal", "reason"]
         one = f"--topology {failed[0].request.topology} " * are_several
         last = f"for a traceback: {one}--mesh {failed[0].mesh} alone"
-        parts.append([*table([header, *rows], width=terminal_width()), last])
+        parts.append([*table([header, *rows.values()], width=terminal_width()), last])
     return [*chain(*(["", *part] for part in parts if part))][1:]
+
+
+def _near_the_first(rehearsed: Sequence[tuple[str, Rehearsal]]) -> list[str]:
+    """Return a line about meshes that estimates do not tell apart, with their merits."""
+    from gda.compiled.hlo import format_size
+
+    fit = [of for of in rehearsed if of[1].fits is not False and not of[1].seconds.is_bound]
+    figures = [each.cost or each.seconds.estimate or math.inf for _, each in fit]
+    near = [fit[at] for at, figure in enumerate(figures) if figure <= 1.05 * figures[0] < math.inf]
+    slow = sorted((_bytes_sent(each, "nbytes_slow") or 0, mesh) for mesh, each in near)
+    peaks = sorted((each.peak_bytes or 0, mesh) for mesh, each in near)
+    merits = [
+        f"{of[0][1]} {has} ({format_size(of[0][0])})"
+        for of, has in ((slow, "sends least over slow links"), (peaks, "has the lowest peak"))
+        if of and of[0][0] < of[-1][0]
+    ]
+    words = f"the first {len(near)} are within 5%, less than estimates are right to"
+    return [f"{words}: {listed(merits)}"] * bool(merits)
 
 
 class _Column(NamedTuple):

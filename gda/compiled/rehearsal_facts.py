@@ -58,7 +58,8 @@ class ArgumentBytes(NamedTuple):
         an argument without a spec over the mesh of the program.
       is_on_host: it is in the memory of the host, and takes none of the device.
       copied_at: file and line of the update in a ``jax.lax.scan`` that has the array among its
-        ``xs`` and ``ys``, if the program holds a copy for that; else None.
+        ``xs`` and ``ys``, if the program holds a copy for that, or may hold one once the array is
+        donated; else None.
 
     >>> import gda
     >>> gda.ArgumentBytes('params/w', (8, 2), 'float32', nbytes=16, is_donated=False).nbytes

@@ -140,10 +140,7 @@ def rehearsal_of(
     placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
     device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
     num_devices, mesh_shape = (1, {}) if mesh is None else (mesh.size, dict(mesh.shape))
-    # A TPU's compiler has one array for both, or copies a carry too, for another layout.
-    copied = {}
-    if isinstance(stage, Traced) and device.platform != "tpu":
-        copied = scanned_caches(stage.jaxpr)
+    copied = scanned_caches(stage.jaxpr) if isinstance(stage, Traced) else {}
     arguments = [*_arguments(stage, program, iter(given), mesh, copied)]
     arguments = _with_donations(arguments, lowered, program)
     memory = (
@@ -169,10 +166,13 @@ def rehearsal_of(
     temporaries = tuple(read_temporaries(build.assignment, modules) if modules else ())
     if isinstance(stage, Traced) and num_devices > 1:
         temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
-    # XLA may have found that no copy is needed.
-    held = {(each.dtype, each.nbytes) for each in temporaries}
+    # XLA may have found that no copy is needed. A TPU's compiler has one array for both, or copies
+    # a carry too, for another layout. Of an argument that is not donated the result is the copy.
+    held = {(each.dtype, each.nbytes) for each in temporaries if device.platform != "tpu"}
     arguments = [
-        each if (each.dtype, each.nbytes) in held else each._replace(copied_at=None)
+        each
+        if each.could_be_donated or (each.dtype, each.nbytes) in held
+        else each._replace(copied_at=None)
         for each in arguments
     ]
     has_slow, hosts, links = _links(mesh)

@@ -327,6 +327,76 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
     assert [line.split()[0] for line in out.splitlines()[3:6]] == ["a=8,b=1", "a=2,b=4", "a=1,b=8"]
 
 
+def test_meshes_that_do_not_fit_come_last_the_nearest_to_fitting_first(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    def large(peak: int, capacity: int, seconds: float) -> RehearsalReport:
+        step = gda.StepSeconds(estimate=seconds)
+        return report(peak << 30, {}, fits=False, capacity_bytes=capacity << 30, seconds=step)
+
+    reports = {1: large(40, 16, 1e-3), 2: large(20, 16, 3e-3), 4: large(30, 28, 4e-3)}
+    canned({**reports, 8: report(1 << 20, {}, seconds=gda.StepSeconds(estimate=5e-3))})
+    search = "--topology", "v5e:2x4", "--mesh", "a,b", "--search"
+    rows = table_of(run.printed("rehearse", f"{train}:rehearsal", *search))
+    assert [row[0] for row in rows[1:]] == ["a=8,b=1", "a=4,b=2", "a=2,b=4", "a=1,b=8"]
+
+
+def test_what_tells_meshes_of_nearly_one_time_apart_is_told(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    def timed(peak: int, slow: int, seconds: float, **about: Any) -> RehearsalReport:
+        step = gda.StepSeconds(estimate=seconds)
+        return report(peak << 30, {"a": (1 << 35, slow << 30)}, seconds=step, **about)
+
+    reports = {8: timed(5, 9, 1.0), 4: timed(3, 7, 1.01), 2: timed(4, 2, 1.04), 1: timed(1, 1, 1.1)}
+    canned(reports)
+    search = "--topology", "v5e:2x4", "--mesh", "a,b", "--search"
+    out = run.printed("rehearse", f"{train}:rehearsal", *search)
+    assert out.splitlines()[-1] == (
+        "the first 3 are within 5%, less than estimates are right to: a=2,b=4 sends least over "
+        "slow links (2.0 GiB) and a=4,b=2 has the lowest peak (3.0 GiB)"
+    )
+    canned({**reports, 4: timed(3, 7, 1.06), 2: timed(4, 2, 0.99, fits=False)})
+    assert "within" not in run.printed("rehearse", f"{train}:rehearsal", *search)
+
+
+def test_the_first_mesh_has_advice_and_others_share_a_line(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    state = gda.ArgumentBytes("state", (8, 2), "float32", 1 << 29, is_donated=False)
+    undonated = {"arguments": (state._replace(could_be_donated=True),), "undonated_bytes": 1 << 29}
+    twice = {"flops": 2e12, "flops_total": 8e12}
+    canned({1: report(1 << 30, {}, **undonated), 2: report(1 << 31, {}, **twice)})
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
+    out = run.printed(*command, "a=1,b=8; a=2,b=4; a=2,b=2,c=2")
+    assert out.splitlines()[-3:] == [
+        "a=1,b=8, to save time or memory: donate state (512.0 MiB) by jax.jit(…, "
+        "donate_argnums=…), since results have the same shapes: saves 512.0 MiB",
+        "",
+        "a=2,b=4; a=2,b=2,c=2: devices repeat work: each product is computed 2 times on average",
+    ]
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one_row_with_a_sentence(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    def failed(size: int) -> RehearsalReport:
+        reason = f"ValueError: P('a') on {{'a': {size}}}: 6 is not divisible by {size}. Specs: P()."
+        return RehearsalReport(reason=reason, lines=[reason])
+
+    other = RehearsalReport(reason="TypeError: 8", lines=["TypeError: 8"])
+    canned({1: report(1 << 30, {}), 2: other, 4: failed(4), 8: failed(8)})
+    search = "--topology", "v5e:2x4", "--mesh", "a,b", "--search"
+    out = run.printed("rehearse", f"{train}:rehearsal", *search)
+    assert out.splitlines()[5:] == [
+        "no rehearsal  reason",
+        "a=2,b=4       TypeError: 8",
+        "a=4,b=2       ValueError: P('a') on {'a': 4}: 6 is not divisible by 4; also a=8,",
+        "              b=1",
+        "for a traceback: --mesh a=2,b=4 alone",
+    ]
+
+
 def test_the_picture_of_one_mesh_is_written(
     run: Run, train: str, canned: Callable[..., None]
 ) -> None:
@@ -349,25 +419,33 @@ def test_the_picture_of_one_mesh_is_written(
 def test_a_first_mesh_that_is_far_from_its_work_is_told_with_lines(
     run: Run, train: str, canned: Callable[..., None]
 ) -> None:
-    def timed(seconds: float, blocks: int) -> RehearsalReport:
-        parts = gda.StepSeconds(compute=1.0, memory=0.5, communication=2.0, estimate=seconds)
-        shape = 64 // blocks, 8192
-        array = gda.Temporary("bfloat16", shape, 2**20, "", "train.py", 7, (64, 8192))
-        about = {"seconds": parts, "temporaries": (array,), "flops": 8.0, "flops_total": 64.0}
-        return report(1024, {}, **about, num_devices=8)
+    def timed(seconds: float, *arrays: gda.Temporary) -> RehearsalReport:
+        places = gda.PlaceSeconds("train.py:9", 2.5, 0, 0.0), gda.PlaceSeconds("", 0.5, 0, 0.0)
+        parts = gda.StepSeconds(compute=1.0, memory=0.5, estimate=seconds, places=places)
+        about = {"seconds": parts, "temporaries": arrays, "flops": 8.0, "flops_total": 64.0}
+        w = gda.ArgumentBytes("w", (4, 1, 8192, 64), "bfloat16", 1, is_donated=True)
+        return report(2**30, {}, **about, arguments=(w,), num_devices=8)
+
+    def array(blocks: int, nbytes: int = 2**28, whole: tuple[int, ...] = (64, 8192)) -> Any:
+        shape = whole[0] // blocks, whole[1]
+        return gda.Temporary("bfloat16", shape, nbytes, "", "train.py", 7, whole)
 
     command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:2", "--mesh", "a,b", "--search"
-    for seconds, blocks, words in (
-        (3.0, 1, "; the largest results that are not sharded over all: train.py:7 [64,8192]: none"),
-        (3.0, 4, "; the largest results that are not sharded over all: train.py:7 [64,8192]: 4 of"),
-        (3.0, 8, "not 3.0 s\n"),
-        (1.5, 1, ""),
+    longest = "3.0 s; longest: train.py:9 2.5 s"
+    largest = f"{longest}; the largest results that are not sharded over all: train.py:7 [64,8192]"
+    for seconds, of, words in (
+        (3.0, array(1), f"{largest}: none of 8"),
+        (3.0, array(4), f"{largest}: 4 of 8"),
+        (3.0, array(8), f"{longest}\n"),
+        (3.0, array(1, nbytes=2**20), f"{longest}\n"),  # to shard a thousandth of it saves nothing
+        (3.0, array(1, whole=(8192, 64)), f"{longest}\n"),  # w of a layer, which was gathered
+        (1.5, array(1), ""),
     ):
-        canned({1: timed(seconds, blocks), 2: timed(5.0, 1)})
+        canned({1: timed(seconds, of), 2: timed(5.0, array(1))})
         _, out, _ = run(*command)
         far = "a=1,b=2 is the fastest of these: its work takes 1.0 s if 8 devices share it, and not"
-        assert (far in " ".join(out.split())) == bool(words)
-        assert " ".join(words.split()) in " ".join(out.split())
+        assert (f"{far} {words}" in out) == bool(words)
+        assert ("its work takes" in out) == bool(words)
 
 
 def test_a_time_that_lacks_work_is_a_bound_and_comes_last(

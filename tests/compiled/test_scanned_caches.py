@@ -74,21 +74,41 @@ def test_an_argument_that_is_xs_and_ys_is_found_with_its_line(step: Any, is_foun
 
 
 @pytest.mark.topology("gpu")
-def test_a_cache_that_is_carried_as_advised_takes_what_was_promised() -> None:
+@pytest.mark.parametrize("is_donated", [True, False])
+def test_a_cache_that_is_carried_as_advised_takes_what_was_promised(is_donated: bool) -> None:
     mesh = gda.rehearsal_mesh("h100:4", {"x": 4})
     before, after = (
-        gda.rehearse(jax.jit(step, donate_argnums=1), *arguments(mesh))
-        for step in (scanned, carried)
+        gda.rehearse(jax.jit(step, donate_argnums=donated), *arguments(mesh))
+        for step, donated in ((scanned, 1 if is_donated else ()), (carried, 1))
     )
     (advice,) = [each for each in before.advice if each.text.startswith("carry ")]
     nbytes = LAYERS * BATCH * LENGTH * SIZE * 2 // 4
     assert advice.saves_bytes == nbytes
-    assert before.temporary_bytes is not None
-    assert after.temporary_bytes is not None
-    assert nbytes <= before.temporary_bytes - after.temporary_bytes + LENGTH * SIZE * 8
+    assert before.peak_bytes is not None
+    assert after.peak_bytes is not None
+    assert nbytes <= before.peak_bytes - after.peak_bytes + LENGTH * SIZE * 8
     assert before.seconds.estimate is not None
     assert after.seconds.estimate is not None
     assert advice.saves_seconds is not None
     assert 0 < advice.saves_seconds < before.seconds.estimate - after.seconds.estimate
     assert re.match(r"carry cache \(64.0 MiB\) in the loop of \S+\.py:\d+, as jax", advice.text)
+    assert ("in place, and donate them: " in advice.text) != is_donated
+    # To donate it alone would save none of it.
+    assert not any(each.text.startswith("donate cache") for each in before.advice)
     assert not any(each.text.startswith("carry ") for each in after.advice)
+
+
+@pytest.mark.topology
+def test_the_donation_of_a_scanned_cache_promises_nothing_on_tpus() -> None:
+    mesh = gda.rehearsal_mesh("v5p:2x2x1", {"x": 4})
+    before, after = (
+        gda.rehearse(jax.jit(scanned, donate_argnums=donated), *arguments(mesh))
+        for donated in ((), 1)
+    )
+    assert before.peak_bytes is not None
+    assert after.peak_bytes is not None
+    assert before.peak_bytes - after.peak_bytes < 2**20  # XLA copies it
+    (advice,) = [each for each in before.advice if each.text.startswith("donate ")]
+    assert advice.saves_bytes is None
+    unless = r"unless XLA copies what is xs and ys of the scan of \S+:\d+; rehearse that"
+    assert re.fullmatch(rf"donate cache \(64.0 MiB\): saves 64.0 MiB, {unless}", advice.text)

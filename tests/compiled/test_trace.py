@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from step_picture import PICTURE, drawing, trace_of_the_page, words_of
 
 import gda
 from gda.compiled.collective_times import Interconnect
@@ -233,3 +235,30 @@ def test_a_scanned_step_of_a_topology(tmp_path: Path, topology: str) -> None:
     assert max(each.live_bytes or 0 for each in found.seconds.timeline.events) <= (
         found.temporary_bytes
     )
+
+
+@pytest.mark.docs
+@pytest.mark.topology
+def test_the_picture_on_the_page_is_that_of_its_program() -> None:
+    trace = trace_of_the_page()
+    check_events(trace["traceEvents"])
+    drawn = words_of(drawing(trace))
+    assert drawn == words_of(PICTURE.read_text()), "run: python tests/step_picture.py"
+    assert {"compute", "memory", "over data", "over model", "live bytes", "all-reduce"} <= {*drawn}
+    page = PICTURE.parents[1] / "rehearsing.md"
+    assert f"](pictures/{PICTURE.name})" in page.read_text()
+
+
+def test_a_drawing_has_each_event_at_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    rehearsal().save_trace(path)
+    trace = json.loads(path.read_text())
+    slices = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+    rects = re.findall(r'<rect x="([^"]*)" y="[^"]*" width="([^"]*)"', drawing(trace))
+    assert len(rects) == len(slices)
+    end = max(each["ts"] + each["dur"] for each in slices)
+    times = sorted((92 + each["ts"] / end * 640, each["dur"] / end * 640) for each in slices)
+    for drawn, (x, width) in zip(
+        sorted((float(x), float(w)) for x, w in rects), times, strict=True
+    ):
+        assert drawn == pytest.approx((x, max(width, 0.6)), abs=0.02)

@@ -166,9 +166,10 @@ def _is_worth(saved: int, seconds: float | None, rehearsal: RehearsalFacts) -> b
 
 
 def _donations(rehearsal: RehearsalFacts) -> Iterator[Advice]:
-    nbytes = rehearsal.undonated_bytes
+    undonated = (each for each in rehearsal.arguments if each.could_be_donated)
+    could_be = [each for each in undonated if each.copied_at is None]
+    nbytes = sum(each.nbytes for each in could_be)
     if _is_much(nbytes, rehearsal):
-        could_be = [each for each in rehearsal.arguments if each.could_be_donated]
         yield Advice(
             f"donate {_named(could_be)} by jax.jit(…, donate_argnums=…), since results have the "
             f"same shapes: saves {format_bytes(nbytes)}",
@@ -177,23 +178,31 @@ def _donations(rehearsal: RehearsalFacts) -> Iterator[Advice]:
 
 
 def _copied(rehearsal: RehearsalFacts) -> Iterator[Advice]:
+    # To donate them alone is not enough: XLA then has temporary arrays in place of the results.
     copied = [each for each in rehearsal.arguments if each.copied_at is not None]
     nbytes = sum(each.nbytes for each in copied)
-    if copied and _is_much(nbytes, rehearsal):
-        places = {format_line(*each.copied_at): None for each in copied if each.copied_at}
-        kind, seconds, time = kind_of_device(rehearsal.device_kind), None, ""
-        if kind is not None and kind.memory_bandwidth:
-            seconds = 2 * nbytes / kind.memory_bandwidth
-            time = f" and {format_seconds(seconds)} or more"
-        yield Advice(
-            printable(
-                f"carry {_named(copied)} in the loop of {listed([*places])}, as jax.lax.fori_loop "
-                "does, and update each layer in place: as xs and ys of jax.lax.scan they are "
-                f"copied in each call; saves {format_bytes(nbytes)}{time}"
-            ),
-            nbytes,
-            saves_seconds=seconds,
-        )
+    if not copied or not _is_much(nbytes, rehearsal):
+        return
+    places = {format_line(*each.copied_at): None for each in copied if each.copied_at}
+    at, named, saves = listed([*places]), _named(copied), f"saves {format_bytes(nbytes)}"
+    kind, seconds, time = kind_of_device(rehearsal.device_kind), None, ""
+    if kind is not None and kind.gpu is None:  # a carry is copied as well, or neither
+        text = f"donate {named}: {saves}, unless XLA copies what is xs and ys of the scan of {at}"
+        yield Advice(printable(f"{text}; rehearse that"), None)
+        return
+    if kind is not None and kind.memory_bandwidth:
+        seconds = 2 * nbytes / kind.memory_bandwidth
+        time = f" and {format_seconds(seconds)} or more"
+    also = ", and donate them" * any(each.could_be_donated for each in copied)
+    yield Advice(
+        printable(
+            f"carry {named} in the loop of {at}, as jax.lax.fori_loop does, and update each layer "
+            f"in place{also}: as xs and ys of jax.lax.scan they are copied in each call; "
+            f"{saves}{time}"
+        ),
+        nbytes,
+        saves_seconds=seconds,
+    )
 
 
 def _named(arguments: Sequence[ArgumentBytes]) -> str:

@@ -27,6 +27,7 @@ ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
 _LEAST_OF_PEAK = 10  # a tenth of it
+_LEAST_WHOLE = 100  # a hundredth of it: to shard less saves no time that is worth a line
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 _REPEATED = 1.05
 _FAR = 2  # times the work, if the devices shared it
@@ -82,8 +83,8 @@ def repetition_of(rehearsal: RehearsalFacts) -> str:
 def distance_of(rehearsal: RehearsalFacts) -> str:
     """Return text about a time far above that of the work divided by the devices.
 
-    It names the lines of the largest results that are not sharded over all devices. Empty if the
-    time is near, or a figure is unknown.
+    It names the longest lines, and those of large results that are not sharded over all devices,
+    without gathered parameters and their gradients. Empty if the time is near, or unknown.
     """
     seconds, num_devices = rehearsal.seconds, rehearsal.num_devices
     if not (seconds.estimate and seconds.compute) or seconds.is_bound or num_devices == 1:
@@ -91,16 +92,25 @@ def distance_of(rehearsal: RehearsalFacts) -> str:
     shared = max(seconds.compute / (rehearsal.repetitions or 1), seconds.memory or 0)
     if seconds.estimate <= _FAR * shared or rehearsal.fits is False:
         return ""
+    state = (each for each in rehearsal.arguments if each.is_donated or each.could_be_donated)
+    stacked = [tuple(n for n in each.shape if n > 1) for each in state]
+    parameters = {*stacked, *(each[1:] for each in stacked)}
     whole = {
         f"{printable(format_source(each))} {typed_shape('', each.whole_shape or ())}: "
         f"{sharded_over(each.num_blocks, num_devices)}": None
         for each in rehearsal.temporaries
         if each.num_blocks is not None and each.num_blocks < num_devices
+        if each.nbytes * _LEAST_WHOLE >= (rehearsal.peak_bytes or 0)
+        if each.whole_shape not in parameters
     }
+    longest = [
+        f"{each.place} {format_seconds(each.seconds)}" for each in seconds.places if each.place
+    ]
+    at = f"; longest: {printable(listed(longest[:_LINES_SHOWN]))}" * bool(longest)
     named = "; the largest results that are not sharded over all: " if whole else ""
     return (
         f"its work takes {format_seconds(shared)} if {num_devices:,} devices share it, and not "
-        f"{format_seconds(seconds.estimate)}{named}{listed([*whole][:_LINES_SHOWN])}"
+        f"{format_seconds(seconds.estimate)}{at}{named}{listed([*whole][:_LINES_SHOWN])}"
     )
 
 

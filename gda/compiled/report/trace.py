@@ -53,11 +53,6 @@ def _most_live_bytes(rehearsal: RehearsalFacts) -> int:
     return max((each.live_bytes or 0 for each in rehearsal.seconds.timeline.events), default=0)
 
 
-def _microseconds(seconds: float) -> float:
-    """Return a time in the unit of the format, in whole nanoseconds as Perfetto takes it."""
-    return round(seconds * 1e9) / 1e3
-
-
 def _mark(name: str, ts: float, args: dict[str, Any]) -> dict[str, Any]:
     """Return a mark of the whole process, with what a click on it shows."""
     at = {"ph": "i", "s": "p", "pid": 1, "tid": _FIRST_TID, "ts": ts}
@@ -82,7 +77,8 @@ def _events(rehearsal: RehearsalFacts) -> Iterator[dict[str, Any]]:
         name = f"{each.name} x {each.times or '?'}" if each.track == "loops" else each.name
         if each.track.startswith("over "):
             name = f"{each.opcode} {name}"
-        begin, end = map(_microseconds, (each.begin, each.begin + each.seconds))
+        # Whole nanoseconds, as Perfetto takes them: its rounding may let two events overlap.
+        begin, end = (round(at * 1e9) / 1e3 for at in (each.begin, each.begin + each.seconds))
         args = {"operation": each.opcode, "turns": each.times, "bytes": each.nbytes}
         if end > begin:  # a scalar takes less: it would be a row of its own
             yield {
@@ -92,7 +88,6 @@ def _events(rehearsal: RehearsalFacts) -> Iterator[dict[str, Any]]:
                 "cat": each.track,
                 "name": printable(name),
                 "ts": begin,
-                # Two ends that are rounded: a duration on its own may reach into the next event.
                 "dur": round(end - begin, 3),
                 "args": args | {"flops": each.flops, "takes": format_seconds(each.takes)},
             }
