@@ -24,7 +24,7 @@ from gda.multihost import coordination
 from gda.multihost.allgather import Bytes, all_gather
 from gda.multihost.background import in_thread, wait_and_look
 from gda.multihost.meeting import DisagreementError, LateProcessError
-from gda.multihost.places import Place, ended, one_line, places, text_of_end
+from gda.multihost.places import Place, ended, neighbours, one_line, text_of_end
 
 _FOLDER = "gda/multihost/watch"
 _LOOKS = 10  # for a process that ends, after an error that its end explains
@@ -135,7 +135,7 @@ class FailureWatch:
 
     @cached_property
     def _places(self) -> dict[int, Place]:
-        return {} if self._service is None else places(self._service)
+        return {} if self._service is None else neighbours(self._service)
 
     @property
     def _alarm(self) -> str:
@@ -204,7 +204,7 @@ def watched(work: Callable[[], T], what: str, processes: tuple[int, ...]) -> T:
 
     def look() -> None:
         nonlocal found
-        found = found or places(service)  # once, because it takes long for many processes
+        found = found or neighbours(service)
         if gone := ended(service, found, processes):
             raise _ended(what, gone)
 

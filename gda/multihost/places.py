@@ -27,6 +27,7 @@ from gda.multihost import coordination
 from gda.multihost.coordination import Service
 
 _FOLDER = "gda/multihost/place"
+_PIDS = "gda/multihost/pid"
 _ENDS = "gda/multihost/end/"
 
 
@@ -37,6 +38,8 @@ class _OfThread(threading.local):
 of_thread = _OfThread()
 # The number of calls without communication that this process has made, by ``call_at``.
 made_alone: Counter[str] = Counter()
+# The services, by address, to which this process has posted its pid, with its number there.
+_posted: set[tuple[str, int]] = set()
 
 
 class Place(NamedTuple):
@@ -69,6 +72,9 @@ def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
     fields |= {"processes": "all" if are_all else place.processes}  # they may be many
     key = f"{_FOLDER}/{jax.process_index()}/at"
     service.put(key, json.dumps(fields).encode(), overwrite=overwrite)
+    if (own := (coordination.coordinator_address(), jax.process_index())) not in _posted:
+        service.put(f"{_pids()}{jax.process_index()}/at", str(os.getpid()).encode())
+        _posted.add(own)
 
 
 def here(name: str) -> str:
@@ -103,6 +109,21 @@ def places(service: Service, process: int | None = None) -> dict[int, Place]:
         fields["processes"] = tuple(fields["processes"])
         found[int(key.split("/")[-2])] = Place(**fields)
     return found
+
+
+def neighbours(service: Service) -> dict[int, Place]:
+    """Return the machine and the pid of each process on this machine, for ``ended``.
+
+    Many processes ask, each for a few: the places of all would be many bytes in each of them.
+    """
+    return {
+        int(key.split("/")[-2]): Place("", machine=machine(), pid=int(pid))
+        for key, pid in service.list(_pids()).items()
+    }
+
+
+def _pids() -> str:
+    return f"{_PIDS}/{coordination.short_name(machine())}/"
 
 
 def ended(service: Service, places: dict[int, Place], processes: Iterable[int]) -> dict[int, str]:
