@@ -134,13 +134,13 @@ def _near_the_first(rehearsed: Sequence[tuple[str, Rehearsal]]) -> list[str]:
     near = [fit[at] for at, figure in enumerate(figures) if figure <= 1.05 * figures[0] < math.inf]
     slow = sorted((_bytes_sent(each, "nbytes_slow") or 0, mesh) for mesh, each in near)
     peaks = sorted((each.peak_bytes or 0, mesh) for mesh, each in near)
-    merits = [
-        f"{of[0][1]} {has} ({format_size(of[0][0])})"
-        for of, has in ((slow, "sends least over slow links"), (peaks, "has the lowest peak"))
-        if of and of[0][0] < of[-1][0]
-    ]
+    merits: dict[str, list[str]] = {}
+    for of, has in ((slow, "sends least over slow links"), (peaks, "has the lowest peak")):
+        if of and of[0][0] < of[-1][0]:
+            merits.setdefault(of[0][1], []).append(f"{has} ({format_size(of[0][0])})")
+    all_of = listed([f"{mesh} {listed(each)}" for mesh, each in merits.items()])
     words = f"the first {len(near)} are within 5%, less than estimates are right to"
-    return [f"{words}: {listed(merits)}"] * bool(merits)
+    return [f"{words}: {all_of}"] * bool(merits)
 
 
 class _Column(NamedTuple):

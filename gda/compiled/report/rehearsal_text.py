@@ -30,7 +30,7 @@ _LEAST_OF_PEAK = 10  # a tenth of it
 _LEAST_WHOLE = 100  # a hundredth of it: to shard less saves no time that is worth a line
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 _REPEATED = 1.05
-_FAR = 2  # times the work, if the devices shared it
+_FAR = 2  # times the products, if the devices shared them
 _LINES_SHOWN = 3
 
 
@@ -81,7 +81,7 @@ def repetition_of(rehearsal: RehearsalFacts) -> str:
 
 
 def distance_of(rehearsal: RehearsalFacts) -> str:
-    """Return text about a time far above that of the work divided by the devices.
+    """Return text about a time far above that of the products divided by the devices.
 
     It names the longest lines, and those of large results that are not sharded over all devices,
     without gathered parameters and their gradients. Empty if the time is near, or unknown.
@@ -89,8 +89,8 @@ def distance_of(rehearsal: RehearsalFacts) -> str:
     seconds, num_devices = rehearsal.seconds, rehearsal.num_devices
     if not (seconds.estimate and seconds.compute) or seconds.is_bound or num_devices == 1:
         return ""
-    shared = max(seconds.compute / (rehearsal.repetitions or 1), seconds.memory or 0)
-    if seconds.estimate <= _FAR * shared or rehearsal.fits is False:
+    products = seconds.compute / (rehearsal.repetitions or 1)
+    if seconds.estimate <= _FAR * products or rehearsal.fits is False:
         return ""
     state = (each for each in rehearsal.arguments if each.is_donated or each.could_be_donated)
     stacked = [tuple(n for n in each.shape if n > 1) for each in state]
@@ -109,8 +109,9 @@ def distance_of(rehearsal: RehearsalFacts) -> str:
     at = f"; longest: {printable(listed(longest[:_LINES_SHOWN]))}" * bool(longest)
     named = "; the largest results that are not sharded over all: " if whole else ""
     return (
-        f"its work takes {format_seconds(shared)} if {num_devices:,} devices share it, and not "
-        f"{format_seconds(seconds.estimate)}{at}{named}{listed([*whole][:_LINES_SHOWN])}"
+        f"of {format_seconds(seconds.estimate)} its products need {format_seconds(products)}, if "
+        f"{num_devices:,} devices share them, and its memory traffic "
+        f"{format_seconds(seconds.memory)}{at}{named}{listed([*whole][:_LINES_SHOWN])}"
     )
 
 
