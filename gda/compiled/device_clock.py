@@ -169,8 +169,10 @@ class Clock:
                 self._repeat(step)
                 continue
             elif step.collective is not None:
-                of = self.rates.resource(step)
-                self.now = self.free[of] = max(self.now, self.free[of]) + self.rates.alone(step)
+                of, waits = self.rates.resource(step), step._replace(ends=step.name)
+                begin = max(self.now, self.free[of])  # when others have left its links
+                self.runs.append(Run(waits, self.now, begin, self.inside))
+                self.now = self.free[of] = begin + self.rates.alone(step)
             else:
                 self.now += self.rates.alone(step)
             self.runs.append(Run(step, begin, self.now, self.inside))
@@ -239,8 +241,7 @@ def timeline_of(clock: Clock, ranges: LiveRanges) -> Timeline:
         if live > most:
             most, peak = live, run
         name, begin = format_source(run.step) or run.step.name, folded(run.begin)
-        collective = run.step.collective
-        opcode = run.step.opcode if collective is None else collective.kind
+        opcode = run.step.collective.kind if run.step.collective else run.step.opcode
         for track, alone, work in _tracks(run, clock.rates):
             takes, seconds = run.end - run.begin, folded(run.end) - begin
             takes, seconds = (takes, seconds) if alone is None else (alone, alone)

@@ -70,8 +70,23 @@ allocation 1: size 14680064, page 0, preallocated-temp:
 """
 
 
-def seconds() -> StepSeconds:
-    modules = modules_of(LOOP, ProgramMesh({"data": 4}))
+GATHERS = """\
+HloModule m, is_scheduled=true, num_partitions=4
+
+ENTRY %main {
+  %a = bf16[1024,1024]{1,0} parameter(0)
+  %start = (bf16[1024,1024]{1,0}, bf16[4096,1024]{1,0}) all-gather-start(%a), channel_id=1, \
+replica_groups=[1,4]<=[4], dimensions={0}, use_global_device_ids=true
+  %whole = bf16[4096,1024]{1,0} all-gather(%a), channel_id=2, replica_groups=[1,4]<=[4], \
+dimensions={0}, use_global_device_ids=true
+  %done = bf16[4096,1024]{1,0} all-gather-done(%start)
+  ROOT %both = (bf16[4096,1024]{1,0}, bf16[4096,1024]{1,0}) tuple(%whole, %done)
+}
+"""
+
+
+def seconds(text: str = LOOP) -> StepSeconds:
+    modules = modules_of(text, ProgramMesh({"data": 4}))
     assert H100.speeds is not None
     links = Interconnect(H100.speeds, hosts=(0, 0, 0, 0))
     ranges = LiveRanges(ASSIGNMENT, modules)
@@ -106,6 +121,15 @@ def test_a_loop_is_one_turn_and_what_hides_behind_it_is_beside_it() -> None:
     assert gather.seconds == pytest.approx(gather.takes - 4 * turns / 5)
     assert wait.begin + wait.seconds == pytest.approx(gather.seconds)
     assert found.estimate == pytest.approx(gather.takes + products[-1].seconds + LAUNCH)
+
+
+def test_a_collective_begins_when_others_have_left_its_links() -> None:
+    found = seconds(GATHERS)
+    first, second = [each for each in found.timeline.events if each.track == "over data"]
+    (wait,) = [each for each in found.timeline.events if each.track == "waits"]
+    assert first.begin == wait.begin == 0.0
+    assert first.seconds == wait.seconds == second.begin > 0
+    assert found.estimate == pytest.approx(second.begin + second.seconds)
 
 
 def test_live_bytes_follow_values_through_loops_and_asynchronous_operations() -> None:
