@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import DTYPES, normal, random_bits
 
 import gda
-from gda.arrays.fingerprints.fingerprint import SMALL
+from gda.arrays.fingerprints.on_host import SMALL
 
 # With a rest after the last whole row, and too large for the sums to be those of NumPy.
 SHAPE = (3, SMALL // 6 + 77, 3)

@@ -7,20 +7,19 @@ blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` m
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
 from gda.arrays.dtypes import is_extended
+from gda.arrays.fingerprints import on_host
 from gda.arrays.fingerprints.formula import Words, add, digest_of, sums_of_numpy
 from gda.arrays.fingerprints.on_devices import PendingSums, device_of, started
 from gda.arrays.liveness import check_held, live
 from gda.arrays.process_local import distinct_shards
-from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Shape
@@ -31,10 +30,7 @@ from gda.mesh import (
     sharding_of,
 )
 from gda.multihost.agreement import check_same_call, watching
-
-# The most elements that NumPy sums up in this process, at once, if the devices are CPUs: to start a
-# program there takes longer, and to compile it much longer.
-SMALL = 1 << 16
+from gda.storage.sources import apart
 
 OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 
@@ -80,9 +76,9 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
     ``grid`` is that of the array, with its processes, or the padded one without the padding. Never
-    communicates. Waits only for elements of 1 or 6 bits, and on CPU for small arrays and floats
-    below 32 bits. Afterwards the array may be donated or deleted. Copies only blocks that are small
-    or not in the devices' own memory.
+    communicates. Waits only for elements of 1 or 6 bits, and for arrays on CPU. Afterwards the
+    array may be donated or deleted. Copies only blocks that are small or not in the devices' own
+    memory.
     """
     array = live(array, OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
@@ -95,10 +91,11 @@ def _written_here(grid: ShardGrid) -> tuple[int, ...]:
     return grid.view(jax.process_index()).written_blocks()
 
 
-def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSums:
+def begin_blocks(blocks: Mapping[int, Any], grid: ShardGrid) -> PendingSums:
     """Start the sums over some blocks by their numbers, or copies of them, as ``begin``.
 
-    PRNG keys may be given by their numbers. Blocks of a padded grid have no padding.
+    Blocks in memory of the host may be NumPy arrays. PRNG keys may be given by their numbers.
+    Blocks of a padded grid have no padding.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return PendingSums(add([]))
@@ -107,9 +104,16 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSum
     with own_settings():
         if is_extended(some.dtype):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
-        is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
-        if is_small and device_of(some).platform == "cpu":
-            return PendingSums(_by_numpy(chosen, grid))
+        if is_on_host(some):
+            if len(chosen) * math.prod(grid.shard_shape) <= on_host.SMALL:
+                return PendingSums(_by_numpy(chosen, grid))
+            return PendingSums(
+                *[
+                    on_host.sums_on_host(_in_numpy(block), _starts(grid, number, block.ndim))
+                    for number, block in chosen.items()
+                    if block.size
+                ]
+            )
         by_shape: dict[Shape, list[int]] = {}
         for number, block in chosen.items():
             if block.size:
@@ -125,32 +129,12 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSum
         )
 
 
-def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
-    """Return the sums over a part of an array in memory of the host, as ``sums_of_numpy``.
-
-    A CPU device makes those of many elements in a tenth of the time. Any thread may call it.
-    """
-    # Without x64, JAX would narrow 64 bits; and it lacks some dtypes of less than 8.
-    is_of_jax = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
-    is_narrow = width_of(array.dtype)[0] < 8
-    device = _cpu_device()
-    if array.size <= SMALL or not is_of_jax or is_narrow or device is None:
-        return sums_of_numpy(array, start)
-    # One at a time: several threads would each compile the same program.
-    with _summing, own_settings():
-        block = jax.device_put(array, device)
-        return PendingSums(started([block], [start or (0,) * array.ndim])).result()
+def _in_numpy(block: Any) -> np.ndarray[Any, Any]:
+    return block if isinstance(block, np.ndarray) else np.asarray(apart(block))
 
 
-_summing = threading.Lock()
-
-
-@cache
-def _cpu_device() -> Any:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS excludes it
-        return None
+def is_on_host(block: Any) -> bool:
+    return isinstance(block, np.ndarray) or device_of(block).platform == "cpu"
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
@@ -159,7 +143,7 @@ def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
     return starts + (0,) * (rank - len(starts))
 
 
-def _by_numpy(blocks: dict[int, jax.Array], grid: ShardGrid) -> Words:
+def _by_numpy(blocks: dict[int, Any], grid: ShardGrid) -> Words:
     """Return the sums of small blocks; if they are the whole array, they are joined first."""
     if len(blocks) < grid.num_shards:
         return add(

@@ -1,7 +1,8 @@
 """The formula of a fingerprint: equal for equal arrays, however they are sharded.
 
 Every element is mixed with the position it has in the whole array, in two *lanes*, and each lane
-is summed up modulo 2**32: ``docs/design/fingerprint.md``. ``on_devices`` does the same on devices.
+is summed up modulo 2**32: ``docs/design/fingerprint.md``. ``on_host`` and ``on_devices`` do the same
+with XLA.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
     if not array.size:
         return add([])  # its other sizes may be too large for the keys of all positions
     return add(
-        _sums_of_words(words[None], _keys(words.shape, first))[0]
+        sums_of_words(words[None], _keys(words.shape, first))[0]
         for piece, first in _pieces(array, start)
         for words in [_words_of_numpy(piece)]
     )
@@ -99,7 +100,7 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
     keys = [*_keys(sizes, start)]
     step = max(1, AT_A_TIME // max(parts[0].size, 1))
     stacks = (np.stack(parts[first : first + step]) for first in range(0, len(parts), step))
-    return np.concatenate([_sums_of_words(_words_of_numpy(stack), keys) for stack in stacks])
+    return np.concatenate([sums_of_words(_words_of_numpy(stack), keys) for stack in stacks])
 
 
 def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
@@ -145,8 +146,11 @@ def _keys_of(sizes: Shape, start: Sequence[int]) -> Iterator[Words]:
         yield keys
 
 
-def _sums_of_words(words: Words, keys: Iterable[Words]) -> Words:
-    """Return the sums over each of some parts, ``[count, *sizes]``: ``[count, LANES]``."""
+def sums_of_words(words: Words, keys: Iterable[Words]) -> Words:
+    """Return the sums over each of some parts, ``[count, *sizes]``: ``[count, LANES]``.
+
+    ``keys`` are those of a part, for each lane.
+    """
     sums = np.empty((len(words), LANES), np.uint32)
     mixed = np.empty_like(words)
     shifted = np.empty_like(words)

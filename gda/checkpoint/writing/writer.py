@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_each
 from gda.arrays.fingerprints.on_devices import PendingSums
+from gda.arrays.fingerprints.on_host import program_for, sums_on_host
 from gda.arrays.transport.to_host import HostBlock, is_on_accelerator
 from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of
 from gda.layout.indices import index_at, within
@@ -134,7 +134,7 @@ class _ChunkOfLeaf:
             return {}
         first = [each.start for each in self.overlap.in_block]
         start = tuple(map(operator.add, block.start, first))
-        return {leaf.number: sums_of_host(self._part, start)}
+        return {leaf.number: PendingSums(sums_on_host(self._part, start)).result()}
 
     @property
     def _part(self) -> AnyArray:
@@ -233,6 +233,9 @@ class Writer:
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return its part for ``records``, as JSON."""
         sums = dict(share.sums)
+        for leaf in share.large:
+            if leaf.number not in sums and not any(is_on_accelerator(x.data) for x in leaf.blocks):
+                program_for(leaf.record.dtype, sum([x.data.size for x in leaf.blocks]))
         arrays = {leaf.number: self.array_of(leaf) for leaf in share.large}
         packs = self._packs_of(share.small)
         documents = [pack.array for pack in packs]

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from gda.arrays.fingerprints.fingerprint import begin_blocks, sums_of_host
-from gda.arrays.fingerprints.formula import sums_of_numpy
+from gda.arrays.fingerprints.fingerprint import begin_blocks
 from gda.arrays.fingerprints.on_devices import PendingSums
+from gda.arrays.fingerprints.on_host import sums_on_host
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import (
@@ -90,19 +90,11 @@ class SavedLeaf(NamedTuple):
 
     def begin_sums(self) -> PendingSums:
         """Begin the share of this process in the fingerprint, where the blocks are."""
-        if self.is_source:
-            return PendingSums(
-                *[sums_of_host(on_host(block.data), block.start) for block in self.blocks]
-            )
-        if self.grid is None:
-            return PendingSums(*[sums_of_numpy(on_host(block.data)) for block in self.blocks])
-        with own_settings():
-            # Of aligned memory of the host, nothing is copied.
-            blocks = {
-                number: data if isinstance(data, jax.Array) else jax.device_put(data, device)
-                for number, _, data, device in self.blocks
-            }
-        return begin_blocks(blocks, self.grid)
+        if self.grid is not None:
+            return begin_blocks({block.number: block.data for block in self.blocks}, self.grid)
+        begun = (PendingSums(sums_on_host(on_host(each.data), each.start)) for each in self.blocks)
+        # A block of a source is held no longer than until its sums are made.
+        return PendingSums(*[each.result() for each in begun])
 
 
 class GivenLeaf(NamedTuple):

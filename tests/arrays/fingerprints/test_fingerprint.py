@@ -1,7 +1,9 @@
 """The fingerprint of a sharded array, which equals NumPy's for the whole array under any layout."""
 
-from collections.abc import Iterator
+from collections import Counter
+from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,13 +20,14 @@ from trials import rarely
 import gda
 from gda import fingerprint
 from gda.arrays.fingerprints import fingerprint as fp
-from gda.arrays.fingerprints import on_devices
+from gda.arrays.fingerprints import on_devices, on_host
 from gda.arrays.fingerprints.formula import (
     add,
     digest_of,
     fingerprint_of_numpy,
     sums_of_numpy,
 )
+from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.layout.grid import ShardGrid
 from gda.testing.strategies import (
     mesh_shapes,
@@ -45,21 +48,18 @@ DTYPES = [
 ]
 
 
-@pytest.fixture(params=["on devices", "all at once", "by NumPy"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each of the ways in which sums are made: that of large arrays on CPU, of others, of small."""
+@pytest.fixture(params=["by the program", "on devices", "by NumPy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the ways in which sums are made: of large arrays on CPU, of others, of small."""
     if request.param != "by NumPy":
-        monkeypatch.setattr(fp, "SMALL", 0)
-    if request.param != "all at once":
-        yield request.param
-        return
-    monkeypatch.setattr(on_devices, "by_loop", on_devices.by_reduction)
-    on_devices.program.cache_clear()
-    yield request.param
-    on_devices.program.cache_clear()
+        monkeypatch.setattr(on_host, "SMALL", 0)
+        monkeypatch.setattr(on_host, "BY_NUMPY", 0)
+    if request.param == "on devices":
+        monkeypatch.setattr(fp, "is_on_host", lambda _: False)
+    return request.param
 
 
-two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=True)
+two_ways = pytest.mark.parametrize("way", ["by the program", "by NumPy"], indirect=True)
 
 
 # However it is cut.
@@ -68,20 +68,18 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
 @pytest.mark.parametrize(
     ("way", "shape", "spec"),
     [
-        ("on devices", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
-        ("on devices", (32, 4096), P("x", "y")),  # that begin and end with one
-        pytest.param("on devices", (2, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
-        ("on devices", (4, 3, 5000, 2), P("x", None, "y", None)),
-        pytest.param("on devices", (6000, 6), P("y"), marks=pytest.mark.torture),
-        pytest.param("all at once", (4, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
-        ("all at once", (2, 3, 5000, 2), P("x", None, "y")),
+        ("by the program", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
+        ("by the program", (32, 4096), P("x", "y")),  # that begin and end with one
+        ("by the program", (2, 2 * 5001), P("x", "y")),
+        ("by the program", (4, 3, 5000, 2), P("x", None, "y", None)),
+        ("by the program", (6000, 6), P("y")),
+        ("by the program", (4, 1024, 1100), P("x", None, "y")),  # windows that are full, and others
+        pytest.param("on devices", (4, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
+        ("on devices", (2, 3, 5000, 2), P("x", None, "y")),
     ],
     indirect=["way"],
 )
-def test_blocks_of_several_rows(
-    way: str, shape: tuple[int, ...], spec: P, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(on_devices, "_ROWS_PER_TURN", 8)  # as without conftest.py
+def test_blocks_of_several_rows(way: str, shape: tuple[int, ...], spec: P) -> None:
     data = np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
     assert cut(data, mesh_of({"x": 2, "y": 2}), spec).fingerprint() == fingerprint_of_numpy(data)
 
@@ -100,11 +98,9 @@ def special(dtype: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("way", "dtypes"),
     [
-        ("on devices", ["float32", "bfloat16", "float8_e5m2"]),
-        pytest.param("on devices", ["float16", "float8_e4m3"], marks=pytest.mark.torture),
-        ("on devices", ["complex64"]),
-        # Narrower ones reach the devices of this platform as integers.
-        ("all at once", ["complex64"]),
+        ("by the program", ["float32", "bfloat16", "float8_e5m2", "complex64"]),
+        ("by the program", ["float16", "float8_e4m3"]),
+        ("on devices", ["bfloat16", "complex64"]),
     ],
     indirect=["way"],
 )
@@ -114,29 +110,61 @@ def test_bits_of_every_kind_of_nan(way: str, dtypes: list[str]) -> None:
         assert cut(data, mesh_of({"x": 2}), P("x")).fingerprint() == fingerprint_of_numpy(data)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((1 << 20,), "int8"),
-        pytest.param((256, 5000), "complex64", marks=pytest.mark.torture),
-    ],
-)
-def test_blocks_are_not_copied(shape: tuple[int, ...], dtype: str) -> None:
-    block = jax.device_put(np.zeros(shape, jnp.dtype(dtype)), jax.devices()[0])
-    program, (words, keys) = on_devices.prepared([block], [(0,) * len(shape)])
-    (taken,) = words.addressable_shards
-    assert taken.data.unsafe_buffer_pointer() == block.unsafe_buffer_pointer()
-    used = program.lower(words, keys).compile().memory_analysis()
-    assert used.temp_size_in_bytes < block.nbytes / 2
+def test_a_save_of_many_shapes_compiles_one_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled: list[int] = []
+
+    def compiling(word_bytes: int, device: Any) -> Future[Any]:
+        compiled.append(word_bytes)
+        return compile_it(word_bytes, device)
+
+    compile_it = on_host._compiling
+    monkeypatch.setattr(on_host, "BY_NUMPY", 0)
+    monkeypatch.setattr(on_host, "_programs", {})
+    monkeypatch.setattr(on_host, "_compiling", compiling)
+    monkeypatch.setattr(on_devices, "program", None)  # of one shape
+    mesh = mesh_of({"x": 2})
+    tree = {str(size): cut(batch(size, 1024), mesh, P("x")) for size in (512, 520, 600)}
+    gda.checkpoint.save(tmp_path / "run", tree)
+    assert compiled == [4]
+    gda.checkpoint.verify(tmp_path / "run")
+    assert not gda.checkpoint.diff(tmp_path / "run", tree)
 
 
-def test_a_block_far_out_in_a_long_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_takes_the_memory_of_a_window_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_host, "BY_NUMPY", 0)
+    whole = gda.aligned_empty((2 * on_host.ROWS, on_host.COLUMNS), np.float32)
+    whole[...] = 1
+    given: list[int] = []
+
+    def program(window: np.ndarray, _: Any) -> np.ndarray:
+        given.append(window.ctypes.data)
+        return np.zeros((2, 1), np.uint32)
+
+    on_host._sums_by(program, whole, (0, 0))
+    assert given == [whole.ctypes.data, whole[on_host.ROWS :].ctypes.data]
+
+
+def test_few_words_are_summed_up_without_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_host, "_programs", {})
+    monkeypatch.setattr(on_host, "_expected", Counter())
+    data = np.arange(2 * on_host.SMALL, dtype=np.uint16)
+    assert not callable(on_host.sums_on_host(data, (0,)))
+    assert not on_host._programs
+
+
+@pytest.mark.parametrize("way", ["by the program", "on devices"], indirect=True)
+def test_a_block_far_out_in_a_long_dimension(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of a dimension that 32 bits cannot count, no array is at hand.
     monkeypatch.setattr(on_devices, "MAX_COLUMNS", 64)
-    block, start = np.arange(300).astype(np.int8), 2**33 + 12345
+    block, start = np.arange(300).astype(np.int8), (2**33 + 12345,)
     assert [part.chunks for part in on_devices.folding_of(block.shape, 1).parts()] == [4, 1]
-    found = on_devices.started([jnp.asarray(block)], [(start,)])
-    assert np.array_equal(found, sums_of_numpy(block, start=(start,)))
+    if way == "on devices":
+        found = on_devices.started([jnp.asarray(block)], [start])
+    else:
+        found = PendingSums(on_host.sums_on_host(block, start)).result()
+    assert np.array_equal(found, sums_of_numpy(block, start))
 
 
 @two_ways
@@ -153,9 +181,9 @@ def test_every_kind_of_number(way: str) -> None:
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [
-        ("on devices", "int64"),
-        pytest.param("on devices", "complex128", marks=pytest.mark.torture),
-        ("all at once", "complex128"),
+        ("by the program", "int64"),
+        ("by the program", "complex128"),
+        ("on devices", "complex128"),
         ("by NumPy", "float64"),
     ],
     indirect=["way"],
@@ -221,7 +249,10 @@ def test_any_layout_is_taken_apart_as_numpy_does(
 ) -> None:
     data = np.random.default_rng(2).integers(-99, 99, case.global_shape).astype(jnp.dtype(dtype))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp, "SMALL", fp.SMALL if by_numpy else 0)
+        if not by_numpy:
+            patch.setattr(on_host, "SMALL", 0)
+            patch.setattr(on_host, "BY_NUMPY", 0)
+            patch.setattr(on_host, "NARROW", 0)
         patch.setattr(on_devices, "MAX_COLUMNS", columns)
         g = cut(data, case.mesh, case.spec)
         assert g.fingerprint() == fingerprint_of_numpy(data)
@@ -255,9 +286,6 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     g = cut(data, mesh_of({"x": 2}), P("x"))
     pending = fp.begin(g.array)
     jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(g.array))
-    # The sums of narrow floats are made from views by NumPy. JAX copies a donated array of which
-    # NumPy has a view, and JAX 0.11.2 does not delete it.
-    assert g.is_deleted() or dtype == "bfloat16"
     g.delete()
     assert np.array_equal(pending.result(), expected)
 
@@ -311,9 +339,11 @@ def test_any_layout_over_processes(process_pool: Any, data: st.DataObject) -> No
 def test_parts_on_the_host_have_the_sums_of_numpy(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fp, "SMALL", 0)
+    monkeypatch.setattr(on_host, "SMALL", 0)
+    monkeypatch.setattr(on_host, "BY_NUMPY", 0)
     part = batch(6, 70).astype(np.dtype(jnp.dtype(dtype)))
     whole = gda.aligned_empty((6, 70), part.dtype)
     whole[...] = part
-    for each, start in [(part, (0, 0)), (whole[2:, 3:], (2, 3))]:
-        assert np.array_equal(fp.sums_of_host(each, start), sums_of_numpy(each, start))
+    for each, start in [(part, (0, 0)), (whole[2:, 3:], (2, 3)), (part[:, ::2], (0, 1))]:
+        found = PendingSums(on_host.sums_on_host(each, start)).result()
+        assert np.array_equal(found, sums_of_numpy(each, start))
