@@ -390,7 +390,8 @@ def _text_of(used: WholeStep | None, told: Mapping[int, Mapping[int, int]]) -> s
             from_hosts = [f"{format_bytes(n)} from host {each}" for each, n in sources.items()]
             what = " is new" if is_new else ""
             lines.append(f"host {host}{what}: {join_some(from_hosts) if from_hosts else 'nothing'}")
-    return f"from {len(used.holders)} of {counted(len(told), 'host')}' disks" + "".join(
+    disks = "host's disk" if len(told) == 1 else "hosts' disks"
+    return f"from {len(used.holders)} of {len(told)} {disks}" + "".join(
         f"; {line}" for line in lines
     )
 
