@@ -215,21 +215,29 @@ class Program:
         logs: Sequence[Path],
         words: Sequence[str],
     ) -> None:
-        self.logs, self._processes = logs, []
-        with open(os.devnull) as nothing:
-            for host, variables, log in zip(on, environments, logs, strict=True):
-                with log.open("w") as file:
-                    process = host._children.start(
-                        "hosts:_run_on",
-                        host._init,
-                        *words,
-                        popen=Forked,
-                        env={**os.environ, **variables},
-                        stdin=nothing.fileno(),
-                        stdout=file.fileno(),
-                        stderr=file.fileno(),
-                    )
-                self._processes.append(process)
+        self.logs, self._on, self._environments, self._words = logs, on, environments, words
+        self._processes = [self._started(number) for number in range(len(on))]
+
+    def _started(self, number: int) -> Forked:
+        variables = {**os.environ, **self._environments[number]}
+        with open(os.devnull) as nothing, self.logs[number].open("a") as file:
+            return self._on[number]._children.start(
+                "hosts:_run_on",
+                self._on[number]._init,
+                *self._words,
+                popen=Forked,
+                env=variables,
+                stdin=nothing.fileno(),
+                stdout=file.fileno(),
+                stderr=file.fileno(),
+            )
+
+    def start_again(self) -> int:
+        """Start each process that has failed again, on its host; return their number."""
+        failed = [n for n, each in enumerate(self._processes) if each.poll() not in (None, 0, 75)]
+        for number in failed:
+            self._processes[number] = self._started(number)
+        return len(failed)
 
     def output(self, process: int) -> str:
         """Return what a process has written so far, on stdout and stderr."""

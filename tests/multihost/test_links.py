@@ -4,11 +4,12 @@
 """
 
 import re
+import signal
 import time
 
 import hosts_program
 import pytest
-from hosts import Hosts, Program
+from hosts import LIMIT, Hosts, Program
 
 CALLS = ("check_processes_agree", "gather", "save", "restore", "Run.save")
 MOVING = ("gather", "check_replicas_agree", "reshard", "restore")
@@ -141,3 +142,22 @@ def test_training_goes_on_with_a_new_host(hosts: Hosts) -> None:
     resumed = {re.findall(r"resumed at (\d+)", program.output(each))[0] for each in range(3)}
     assert len(resumed) == 1
     assert int(resumed.pop()) >= 10
+
+
+def test_processes_start_again_one_by_one(hosts: Hosts) -> None:
+    """A scheduler starts only what has failed, with the same number, as an indexed Job does."""
+    hosts.add(3)
+    program = hosts.run(hosts_program.__file__, "training", hosts.shared, 10**6)
+    program.wait_for("training")
+    program.send_signal(signal.SIGKILL, 1)
+    limit, starts = time.monotonic() + LIMIT, 0
+    while min(program.output(each).count("resumed at") for each in range(3)) < 2:
+        assert time.monotonic() < limit, program.outputs()
+        starts += program.start_again()
+        time.sleep(1)
+    print(f"{starts} starts")
+    program.send_signal(signal.SIGTERM)
+    program.check()
+    newest = {re.findall(r"resumed at (\d+)", program.output(each))[-1] for each in range(3)}
+    assert len(newest) == 1
+    assert int(newest.pop()) >= 10
