@@ -1,8 +1,8 @@
 """The formula of a fingerprint: equal for equal arrays, however they are sharded.
 
 Every element is mixed with the position it has in the whole array, in two *lanes*, and each lane
-is summed up modulo 2**32: ``docs/design/fingerprint.md``. ``on_host`` and ``on_devices`` do the same
-with XLA.
+is summed up modulo 2**32: ``docs/design/fingerprint.md``. ``on_host`` and ``on_devices`` do the
+same with XLA.
 """
 
 from __future__ import annotations
