@@ -126,8 +126,8 @@ def _rows_of(flat: AnyNDArray, shape: Shape, start: Shape, words: int) -> Iterat
         taken = of_leads[:, (low - begin) * trail : (high - begin) * trail]
         # All rows of leads that are taken whole are those of one.
         sizes = (1, -1) if taken.shape == of_leads.shape else (len(taken), count)
-        rows = np.lib.stride_tricks.sliding_window_view(taken, size * trail, 1)[:, :: size * trail]
-        yield _Rows(rows.reshape(*sizes, size * trail), keys.reshape(LANES, *sizes), columns)
+        rows = taken.reshape(*sizes, size * trail)
+        yield _Rows(rows, keys.reshape(LANES, *sizes), columns)
 
 
 def _sums_of_rows(program: Any, rows: _Rows) -> Iterator[Words]:
