@@ -52,10 +52,13 @@ from trials import (  # noqa: F401, hooks and a fixture
     trials,
 )
 
+from gda.arrays.fingerprints import on_devices
 from gda.launch.children import Children
 from gda.layout.distribution import install_command
 
 sys.dont_write_bytecode = False
+
+on_devices._ROWS_PER_TURN = 2  # half of the time to compile a program for fingerprints
 
 # A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
 # every program that a test starts and then interrupts.

@@ -76,9 +76,9 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
     ``grid`` is that of the array, with its processes, or the padded one without the padding. Never
-    communicates. Waits only for elements of 1 or 6 bits, and for arrays on CPU. Afterwards the
-    array may be donated or deleted. Copies only blocks that are small or not in the devices' own
-    memory.
+    communicates. Waits only for elements of 1 or 6 bits, and on CPU for small arrays and floats
+    below 32 bits. Afterwards the array may be donated or deleted. Copies only blocks that are small
+    or not in the devices' own memory.
     """
     array = live(array, OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
@@ -91,11 +91,14 @@ def _written_here(grid: ShardGrid) -> tuple[int, ...]:
     return grid.view(jax.process_index()).written_blocks()
 
 
-def begin_blocks(blocks: Mapping[int, Any], grid: ShardGrid) -> PendingSums:
+def begin_blocks(
+    blocks: Mapping[int, Any], grid: ShardGrid, for_all_shapes: bool = False
+) -> PendingSums:
     """Start the sums over some blocks by their numbers, or copies of them, as ``begin``.
 
-    Blocks in memory of the host may be NumPy arrays. PRNG keys may be given by their numbers.
-    Blocks of a padded grid have no padding.
+    PRNG keys may be given by their numbers. Blocks of a padded grid have no padding. With
+    ``for_all_shapes``, blocks in the memory of the host, which may be NumPy arrays, are waited for
+    and have one program: most processes save a model of many shapes once.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return PendingSums(add([]))
@@ -104,9 +107,10 @@ def begin_blocks(blocks: Mapping[int, Any], grid: ShardGrid) -> PendingSums:
     with own_settings():
         if is_extended(some.dtype):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
-        if is_on_host(some):
-            if len(chosen) * math.prod(grid.shard_shape) <= on_host.SMALL:
-                return PendingSums(_by_numpy(chosen, grid))
+        is_here = isinstance(some, np.ndarray) or device_of(some).platform == "cpu"
+        if is_here and len(chosen) * math.prod(grid.shard_shape) <= on_host.SMALL:
+            return PendingSums(_by_numpy(chosen, grid))
+        if is_here and for_all_shapes:
             return PendingSums(
                 *[
                     on_host.sums_on_host(_in_numpy(block), _starts(grid, number, block.ndim))
@@ -131,10 +135,6 @@ def begin_blocks(blocks: Mapping[int, Any], grid: ShardGrid) -> PendingSums:
 
 def _in_numpy(block: Any) -> np.ndarray[Any, Any]:
     return block if isinstance(block, np.ndarray) else np.asarray(apart(block))
-
-
-def is_on_host(block: Any) -> bool:
-    return isinstance(block, np.ndarray) or device_of(block).platform == "cpu"
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:

@@ -38,7 +38,12 @@ from gda.mesh import Device, own_settings
 
 Made = TypeVar("Made")  # a tree of arrays
 
-MAX_COLUMNS = 4096  # the most of a row
+# The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
+# columns then stay in the cache.
+MAX_COLUMNS = 4096
+_ROWS_PER_TURN = 8
+# The most words of a row that one lane takes before the other does: they stay in the first cache.
+_WORDS_AT_A_TIME = 512
 
 
 # The rows and columns of a block.
@@ -170,12 +175,13 @@ def prepared(
     return program(sharding.mesh, folding, sharding.spec), (joined, keys)
 
 
-def side_by_side(blocks: Sequence[jax.Array]) -> jax.Array:
+def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
     """Return the blocks as an array over a line of devices, with bits that XLA can sum up.
 
-    Only blocks in the memory of the host are moved.
+    Only blocks in the memory of the host are moved. With ``waits``, floats below 32 bits on CPU are
+    waited for, and become integers without a copy.
     """
-    parts = [*map(_for_xla, blocks)]
+    parts = [_for_xla(block, waits) for block in blocks]
     devices = tuple(map(device_of, parts))
     if not is_near(parts[0]):
         kind = devices[0].default_memory().kind
@@ -241,7 +247,7 @@ def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
     by_device = PartitionSpec(mesh.axis_names)
     return jax.jit(
         jax.shard_map(
-            partial(sums_of_block, folding),
+            partial(sums_of_block, folding, mesh.devices.flat[0].platform == "cpu"),
             mesh=mesh,
             in_specs=(spec, by_device),
             out_specs=by_device,
@@ -250,14 +256,69 @@ def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
     )
 
 
-def sums_of_block(folding: RowFolding, block: jax.Array, keys: list[Keys]) -> jax.Array:
+def sums_of_block(
+    folding: RowFolding, is_on_cpu: bool, block: jax.Array, keys: list[Keys]
+) -> jax.Array:
+    # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
+    # other devices a loop would run one row at a time.
+    sums_of_rows = by_loop if is_on_cpu else by_reduction
     # Before any slicing, for which XLA might take such floats through 32 bits.
     elements = (as_unsigned(block) if is_narrow(block.dtype) else block).reshape(folding.leads, -1)
     parts = zip(folding.parts(), keys, strict=True)
-    return sum([_sums_of_rows(elements, *part) for part in parts], jnp.uint32(0))
+    return sum([sums_of_rows(elements, *part) for part in parts], jnp.uint32(0))
 
 
-def _sums_of_rows(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
+def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
+    count = elements.shape[0] * rows.chunks
+    per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
+    row_at = _row_getter(elements, rows)
+    width = keys.columns.shape[1]
+    at_a_time = next(n for n in range(_WORDS_AT_A_TIME, 0, -1) if not width % n)
+    if at_a_time < _WORDS_AT_A_TIME // 8:
+        at_a_time = width
+    # Both lanes in one array: XLA would make a loop of each, which reads the words again.
+    sizes = (width // at_a_time, LANES, at_a_time)
+    columns = keys.columns.reshape(LANES, -1, at_a_time).swapaxes(0, 1)
+    stays = None
+    if keys.carry is not None:
+        stays = (jnp.arange(width, dtype=jnp.uint32) < keys.carry[0]).reshape(-1, 1, at_a_time)
+
+    # A table: JAX 0.10 divides for every word unless the number of chunks is a power of two.
+    places = jnp.stack(jnp.divmod(jnp.arange(count), rows.chunks), 1)
+
+    def turn(i: jax.Array, carried: jax.Array) -> jax.Array:
+        sums = carried[0]
+        for row in range(per_turn):
+            place = lax.dynamic_index_in_dim(places, i * per_turn + row)
+            lead, chunk = place[0, 0], place[0, 1]
+            words = words_of(row_at(lead, chunk)).reshape(-1, 1, at_a_time)
+            of_lead = lax.dynamic_slice(keys.leads, (0, lead), (LANES, 1))
+            high = lax.dynamic_slice(keys.chunks, (0, chunk), (LANES, 2)) + of_lead
+            key = high[:, :1] if stays is None else jnp.where(stays, high[:, :1], high[:, 1:])
+            sums += mixed(words, columns + key)
+        # In place: XLA divides what makes a whole array among threads, which takes as long as the
+        # sums themselves.
+        return lax.dynamic_update_slice(carried, sums[None], (0, 0, 0, 0))
+
+    sums = lax.fori_loop(0, count // per_turn, turn, jnp.zeros((2, *sizes), jnp.uint32))
+    return sums.sum((0, 1, 3), dtype=jnp.uint32)
+
+
+def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
+    taken = rows.chunks * rows.columns
+    # Beyond 2**31 JAX cannot count, and a copy is made.
+    if elements.shape[1] == taken or elements.shape[1] >= 2**31:
+        flat = elements[:, rows.first : rows.first + taken].reshape(-1, rows.columns)
+        return lambda lead, chunk: flat[lead * rows.chunks + chunk]
+
+    def row_at(lead: jax.Array, chunk: jax.Array) -> jax.Array:
+        begin = rows.first + chunk * rows.columns
+        return lax.dynamic_slice(elements, (lead, begin), (1, rows.columns))[0]
+
+    return row_at
+
+
+def by_reduction(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
     taken = elements[:, rows.first : rows.first + rows.chunks * rows.columns]
     words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
     sums = []
@@ -283,13 +344,19 @@ def mixed(words: jax.Array, key: jax.Array) -> jax.Array:
 # The bits of an element.
 
 
-def _for_xla(block: jax.Array) -> jax.Array:
-    """Return a block, or integers of its bits if XLA cannot take these apart: 1 and 6 bits."""
+def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
+    """Return a block, or unsigned integers of the same bits if XLA would change these.
+
+    XLA cannot take elements of 1 and of 6 bits apart. In loops on CPU it takes floats of 16 and 8
+    bits through 32, for which it copies the whole block, and changes NaNs. Without ``waits`` they
+    stay as they are: NumPy's view of their memory has to wait for them.
+    """
     bits, device = width_of(block.dtype)[0], device_of(block)
-    if bits not in (1, 6):
+    is_changed = is_narrow(block.dtype) and device.platform == "cpu"
+    if bits not in (1, 6) and not (waits and is_changed):
         return block
     values = np.asarray(block).view(f"u{block.dtype.itemsize}")
-    return jax.device_put(values & np.uint8((1 << bits) - 1), device)
+    return jax.device_put(values if bits >= 8 else values & np.uint8((1 << bits) - 1), device)
 
 
 def words_of(elements: jax.Array) -> jax.Array:

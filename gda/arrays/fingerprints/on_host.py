@@ -1,8 +1,9 @@
 """The sums of blocks in the memory of the host, by one program for blocks of every shape.
 
-A program for each shape took longer to compile than a save of 256 MiB, and most processes save or
-compare a model once, which has many shapes. So the program knows only the bytes of a word. It takes
-a window of words in rows, and the keys of its rows and columns.
+A program for each shape takes longer to compile than a save of 256 MiB, and most processes save a
+model once, which has many shapes. So the program knows only the bytes of a word. It takes a window
+of words in rows, and the keys of its rows and columns. ``on_devices`` is two to three times as
+quick when it is compiled.
 """
 
 from __future__ import annotations

@@ -21,21 +21,17 @@ from gda.arrays.bits import as_unsigned
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import LANES, ORIGIN, Words, constants_of, key_at, keys_from
 from gda.arrays.fingerprints.on_devices import (
-    PendingSums,
     cache_of_arrays,
-    device_of,
     is_near,
     mixed,
     side_by_side,
     started,
     words_of,
 )
-from gda.arrays.fingerprints.on_host import sums_on_host
 from gda.arrays.process_local import shards_by_position
 from gda.layout.cover import groups_within
 from gda.layout.dtype_names import width_of
 from gda.mesh import local_positions, own_settings, sharding_of
-from gda.storage.sources import apart
 
 # The most elements of a block that is summed up together with others; on CPU, a program without a
 # copy is quicker from about twice as many on.
@@ -52,7 +48,7 @@ def sums_of_replicas(arrays: Sequence[jax.Array]) -> list[Words]:
     their numbers.
     """
     found: list[Words] = []
-    begun: list[tuple[Sequence[int], Any]] = []  # numbers of arrays, and their sums
+    begun: list[tuple[Sequence[int], jax.Array]] = []  # numbers of arrays, and their sums
     small: defaultdict[Mesh, dict[int, jax.Array]] = defaultdict(dict)
     with own_settings():
         for number, array in enumerate(arrays):
@@ -60,7 +56,8 @@ def sums_of_replicas(arrays: Sequence[jax.Array]) -> list[Words]:
             if not found[number].size or not array.size:
                 continue
             if math.prod(array.sharding.shard_shape(array.shape)) > SMALL:
-                begun.append(([number], _begin(_blocks_of(array))))
+                blocks = _blocks_of(array)
+                begun.append(([number], started(blocks, [(0,) * blocks[0].ndim] * len(blocks))))
             else:
                 line = _for_line(array)
                 small[_mesh_of(line)][number] = line
@@ -68,19 +65,10 @@ def sums_of_replicas(arrays: Sequence[jax.Array]) -> list[Words]:
             for numbers in groups_within([*lines], [*map(_rows_of, lines.values())], _MOST_ROWS):
                 begun.append((numbers, _sums_of(mesh, [lines[number] for number in numbers])))
         for numbers, sums in begun:
-            made = [each.result() for each in sums] if isinstance(sums, list) else sums
-            by_array = np.asarray(made).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
+            by_array = np.asarray(sums).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
             for number, of_devices in zip(numbers, by_array, strict=True):
                 found[number] = of_devices
     return found
-
-
-def _begin(blocks: list[jax.Array]) -> list[PendingSums] | jax.Array:
-    """Begin the sums of each block as an array of its own."""
-    start = (0,) * blocks[0].ndim
-    if device_of(blocks[0]).platform == "cpu":
-        return [PendingSums(sums_on_host(np.asarray(apart(block)), start)) for block in blocks]
-    return started(blocks, [start] * len(blocks))
 
 
 def _mesh_of(array: jax.Array) -> Mesh:
@@ -96,7 +84,7 @@ def _for_line(array: jax.Array) -> jax.Array:
     """Return an array, or its blocks in this process as one, with bits that XLA can sum up."""
     is_odd = is_extended(array.dtype) or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
     if is_odd or not array.is_fully_addressable:
-        return side_by_side(_blocks_of(array))
+        return side_by_side(_blocks_of(array), waits=False)
     return array
 
 

@@ -88,10 +88,17 @@ class SavedLeaf(NamedTuple):
     def written_bytes(self) -> int:
         return sum([block.data.size for block in self.blocks]) * self.record.dtype.itemsize
 
-    def begin_sums(self) -> PendingSums:
-        """Begin the share of this process in the fingerprint, where the blocks are."""
+    def begin_sums(self, for_all_shapes: bool = False) -> PendingSums:
+        """Begin the share of this process in the fingerprint, as ``begin_blocks``."""
         if self.grid is not None:
-            return begin_blocks({block.number: block.data for block in self.blocks}, self.grid)
+            with own_settings():  # of aligned memory of the host, nothing is copied
+                blocks = {
+                    number: data
+                    if for_all_shapes or isinstance(data, jax.Array)
+                    else jax.device_put(data, device)
+                    for number, _, data, device in self.blocks
+                }
+            return begin_blocks(blocks, self.grid, for_all_shapes)
         begun = (PendingSums(sums_on_host(on_host(each.data), each.start)) for each in self.blocks)
         # A block of a source is held no longer than until its sums are made.
         return PendingSums(*[each.result() for each in begun])
