@@ -9,10 +9,11 @@ quick when it is compiled.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -69,6 +70,22 @@ def sums_on_host(array: AnyNDArray, start: Shape) -> Words | Callable[[], Words]
 
 
 def _sums_by(program: Any, array: AnyNDArray, start: Shape) -> Words:
+    # In one thread: the allocator keeps memory of windows for each thread that has had some, and
+    # each save has a thread of its own.
+    try:
+        made = _worker(os.getpid()).submit(_made_by, program, array, start)
+    except RuntimeError:  # Python starts no work at interpreter exit
+        return _made_by(program, array, start)
+    return made.result()
+
+
+@cache
+def _worker(_: int) -> ThreadPoolExecutor:
+    """Return the thread of a process; a forked one does not have that of its parent."""
+    return ThreadPoolExecutor(1, "gda-fingerprints")
+
+
+def _made_by(program: Any, array: AnyNDArray, start: Shape) -> Words:
     bits, words = width_of(array.dtype)
     values = np.ascontiguousarray(array)
     if bits < 8:
