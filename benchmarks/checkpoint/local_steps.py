@@ -151,18 +151,11 @@ def works(quick: bool) -> list[Work]:
             ours=LOCAL,
             seconds=8,
         ),
-        Work(
-            f"save {what}, until it is complete",
-            partial(_each, _saved, nbytes),
-            rivals,
-            ours=LOCAL,
-            seconds=20,
-        ),
-        Work(
-            f"resume at {what}, of which one is lost",
-            partial(_each, _resumed, nbytes),
-            rivals,
-            ours=LOCAL,
-            seconds=20,
-        ),
+        *[
+            Work(name, partial(_each, call, nbytes), rivals, ours=LOCAL, seconds=20)
+            for name, call in [
+                (f"save {what}, until it is complete", _saved),
+                (f"resume at {what}, of which one is lost", _resumed),
+            ]
+        ],
     ]

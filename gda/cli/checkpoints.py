@@ -56,14 +56,14 @@ def inspect(options: argparse.Namespace) -> int:
     from gda import checkpoint
     from gda.checkpoint.runs import host_overview, overview
 
-    steps = None if options.local else overview.overview_of(options.path, options.timeout)
     if options.local:
         found = host_overview.host_overview_of(options.path)
     else:
-        found = steps or checkpoint.inspect(options.path, timeout=options.timeout)
+        found = overview.overview_of(options.path, options.timeout)
+        found = found or checkpoint.inspect(options.path, timeout=options.timeout)
     print(json.dumps(found.to_dict(), indent=1, allow_nan=False) if options.json else found)
-    if steps and steps.problems:
-        raise checkpoint.CorruptionError(f"{options.path} is damaged", steps.problems)
+    if isinstance(found, overview.Overview) and found.problems:
+        raise checkpoint.CorruptionError(f"{options.path} is damaged", found.problems)
     return OK
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ from gda.arrays.fingerprints.on_devices import mixed
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import own_settings
+from gda.multihost.background import in_thread
+
+T = TypeVar("T")
 
 # The most elements of a block that NumPy sums up at once: the program takes as long for any window.
 SMALL = 1 << 16
@@ -70,13 +73,18 @@ def sums_on_host(array: AnyNDArray, start: Shape) -> Words | Callable[[], Words]
 
 
 def _sums_by(program: Any, array: AnyNDArray, start: Shape) -> Words:
-    # In one thread: the allocator keeps memory of windows for each thread that has had some, and
-    # each save has a thread of its own.
+    return _in_worker(lambda: _made_by(program, array, start)).result()
+
+
+def _in_worker(work: Callable[[], T]) -> Future[T]:
+    """Begin some work in the one thread of this module.
+
+    The allocator keeps memory for each thread that has had windows, and each save has its own.
+    """
     try:
-        made = _worker(os.getpid()).submit(_made_by, program, array, start)
-    except RuntimeError:  # Python starts no work at interpreter exit
-        return _made_by(program, array, start)
-    return made.result()
+        return _worker(os.getpid()).submit(work)
+    except RuntimeError:  # at exit
+        return in_thread("gda-fingerprints", work)
 
 
 @cache
@@ -102,7 +110,7 @@ def _made_by(program: Any, array: AnyNDArray, start: Shape) -> Words:
 # The rows of a block.
 
 
-class _Rows(NamedTuple):
+class _EqualRows(NamedTuple):
     """Some rows of a block, of one width. The key of a word is that of its row and its column."""
 
     words: AnyNDArray  # [leads, rows of a lead, width]
@@ -110,7 +118,7 @@ class _Rows(NamedTuple):
     columns: Words  # [LANES, width]
 
 
-def _rows_of(flat: AnyNDArray, shape: Shape, start: Shape, words: int) -> Iterator[_Rows]:
+def _rows_of(flat: AnyNDArray, shape: Shape, start: Shape, words: int) -> Iterator[_EqualRows]:
     """Yield all rows of a block that begins at ``start``, of elements of some words.
 
     A row has all that comes after one dimension, ``axis``, and of that a chunk, which begins in
@@ -145,10 +153,10 @@ def _rows_of(flat: AnyNDArray, shape: Shape, start: Shape, words: int) -> Iterat
         # All rows of leads that are taken whole are those of one.
         sizes = (1, -1) if taken.shape == of_leads.shape else (len(taken), count)
         rows = taken.reshape(*sizes, size * trail)
-        yield _Rows(rows, keys.reshape(LANES, *sizes), columns)
+        yield _EqualRows(rows, keys.reshape(LANES, *sizes), columns)
 
 
-def _sums_of_rows(program: Any, rows: _Rows) -> Iterator[Words]:
+def _sums_of_rows(program: Any, rows: _EqualRows) -> Iterator[Words]:
     leads, count, width = rows.words.shape
     step = min(count, ROWS)
     for lead, row in itertools.product(range(0, leads, ROWS // step), range(0, count, step)):
@@ -207,25 +215,17 @@ def _cpu_device() -> Any:
 
 
 def _compiling(word_bytes: int, device: Any) -> Future[Any]:
-    compiled: Future[Any] = Future()
     sharding = SingleDeviceSharding(device)
     size = ROWS * COLUMNS * word_bytes // 4
     window = jax.ShapeDtypeStruct((size,), np.uint32, sharding=sharding)
     table = jax.ShapeDtypeStruct((LANES, ROWS + COLUMNS), np.uint32, sharding=sharding)
 
-    def compile_it() -> None:
-        try:
-            with own_settings():
-                program = jax.jit(_sums_of_window, static_argnums=0)
-                compiled.set_result(program.lower(word_bytes, window, table).compile())
-        except BaseException as error:
-            compiled.set_exception(error)
+    def compiled() -> Any:
+        with own_settings():
+            program = jax.jit(_sums_of_window, static_argnums=0)
+            return program.lower(word_bytes, window, table).compile()
 
-    try:
-        threading.Thread(target=compile_it, name="gda-compiles-fingerprints").start()
-    except RuntimeError:  # Python starts no threads at interpreter exit
-        compile_it()
-    return compiled
+    return _in_worker(compiled)
 
 
 def _word_bytes(dtype: np.dtype[Any]) -> int:
