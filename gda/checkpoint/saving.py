@@ -202,28 +202,26 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, retry=retry)
-    with contextlib.ExitStack() as stack:
-        saving = Save("gda.checkpoint.save_async", path, agreed, options, timeout)
-        return in_background(saving, stack.enter_context(saving).begin(tree), stack)
+    with Save("gda.checkpoint.save_async", path, agreed, options, timeout) as saving:
+        return in_background(saving, saving.begin(tree))
 
 
 def in_background(
     saving: Save,
     begun: Begun,
-    stack: contextlib.ExitStack,
-    after: Callable[[CommittedSave, float], None] = lambda written, free_since: None,
+    completed: Callable[[CommittedSave, float], None] = lambda written, free_since: None,
     failed: Callable[[], None] = lambda: None,
 ) -> Pending:
-    """Start a thread that finishes a save, and closes the ``stack`` with its context.
+    """Start a thread that finishes a save, and leaves its context in place of the caller.
 
-    After an error it calls ``failed``. When the checkpoint is complete, process 0 calls ``after``
-    with the time since which the caller goes on.
+    After an error it calls ``failed``. When the checkpoint is complete, process 0 calls
+    ``completed`` with the time since which the caller goes on.
     """
     taken = saving.take(begun, keeps=True)
     pending = Pending(saving.store.url)
     free_since = time.monotonic()
     # After Ctrl-C, this thread must not remove the files that the other one writes.
-    left = stack.pop_all()
+    left = saving._held.pop_all()
 
     def finish() -> None:
         try:
@@ -233,7 +231,7 @@ def in_background(
             failed()
             raise
         if jax.process_index() == 0:
-            after(written, free_since)
+            completed(written, free_since)
 
     # By its name, the thread is known to communicate.
     pending._start(finish, f"gda-save-{begun.claim.data}")
@@ -330,7 +328,8 @@ class Save:
     def begin(self, tree: Any) -> Begun:
         """Compare the calls of all processes; process 0 claims the path. Waits for no array."""
         seconds = min(self._timeout, timeout_of_checks())
-        begun, _ = self.begin_if(lambda _: (True, None), None, tree, seconds, _SHARED)
+        meet = partial(all_do, timeout=seconds, failed=SaveError, shared=_SHARED)
+        begun, _ = self.begin_if(lambda _: (True, None), None, tree, meet)
         assert begun is not None
         return begun
 
@@ -339,8 +338,7 @@ class Save:
         decide: Callable[[list[Any]], tuple[bool, Any]],
         brings: Any,
         tree: Any,
-        timeout: float,
-        shared: tuple[type[Exception], ...],
+        meet: Callable[..., Done[Any]],
     ) -> tuple[Begun | None, Any]:
         """Begin as ``begin``, if process 0 decides so.
 
@@ -348,8 +346,7 @@ class Save:
           decide: called in process 0 with the ``brings`` of all processes, before it claims the
             path. Returns False to begin nothing, and a value of JSON that this returns in all.
           brings: a value of JSON for ``decide``.
-          timeout: seconds to wait for the others.
-          shared: as for ``all_do``.
+          meet: ``all_do`` with its timeout and errors.
         """
         base = None if self._base is None else self._base.url
         arguments = {"path": self.store.url, **self._agreed, "base": base}
@@ -387,16 +384,13 @@ class Save:
             return {"data": data, "told": told, "looks": looks, "compares": compares}
 
         try:
-            begun, decision = all_do(
+            begun, decision = meet(
                 work,
                 what=self._name,
-                timeout=timeout,
                 agreed=agreed,
                 share=share,
                 decide=begin,
                 deciding=self._timeout,
-                failed=SaveError,
-                shared=shared,
             )
         except LateProcessError as error:
             error.add_note("gda: every process of the program must call save, not process 0 alone")

@@ -143,7 +143,7 @@ def test_save_that_fails_in_one_process_is_told_at_the_next_one(
         if jax.process_index() == 1:
             patch.setattr(FileStore, "write_sealed", lambda *_: 1 / 0)
         run.save(2, tree_of(2))
-        run._failure_of_running()
+        run._flight.failure()
     run.save(3, tree_of(3))
     run.close()
     assert run.steps() == [1, 3]

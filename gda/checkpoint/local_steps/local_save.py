@@ -134,21 +134,18 @@ class LocalSave(Save):
         self,
         hosts: HostsOfRun,
         number: int,
-        kept: Sequence[str],
+        names: list[str],
+        keep: int,
         options: Options,
         timeout: float,
         before_commit: Callable[[], None],
     ) -> None:
         name = f"gda.checkpoint.Run.save of step {number} on local disks"
         super().__init__(name, hosts.folder.path, {"step": number}, options, timeout, before_commit)
-        self._hosts, self._number, self._kept = hosts, number, kept
+        self._hosts, self._number = hosts, number
+        self._names, self._keep = names, keep
         self._also = Share(())
         self._crcs: dict[str, list[tuple[int, int]]] = {}  # of what other hosts write too
-
-    @property
-    def step(self) -> StepName:
-        """The name of the step, when it has begun."""
-        return self._step
 
     def _claimed(self, looks: bool) -> Claim:
         return Claim(new_data())
@@ -214,8 +211,10 @@ class LocalSave(Save):
     def _complete(self, claim: Claim) -> None:
         """Complete the step on each host; then remove older ones."""
         self._together("completing", partial(self._commit_here, claim), lambda _: None)
+        self._names.append(str(self._step))
+        del self._names[: -self._keep]
         if self._hosts.is_first:
-            self._hosts.folder.keep_only([*self._kept, str(self._step)])
+            self._hosts.folder.keep_only(self._names)
 
     def _commit_here(self, claim: Claim) -> None:
         name, first = f"{claim.data}/{manifest_json.NAME}", self._hosts.servers[0]

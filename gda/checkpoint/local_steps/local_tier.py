@@ -15,7 +15,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -35,15 +34,15 @@ from gda.checkpoint.local_steps.host_folder import (
     whole_steps,
 )
 from gda.checkpoint.local_steps.local_save import HostsOfRun, LocalSave
-from gda.checkpoint.pending import Pending
 from gda.checkpoint.restoring import restored
-from gda.checkpoint.saving import CommittedSave, in_background
+from gda.checkpoint.save_in_flight import SaveInFlight
+from gda.checkpoint.saving import CommittedSave
 from gda.checkpoint.step_folders.rules import is_due
-from gda.layout.text import counted, format_bytes, format_processes, join_some
+from gda.layout.text import counted, format_bytes, join_some
 from gda.multihost import coordination
-from gda.multihost.steps import all_do
+from gda.multihost.steps import Done
 from gda.storage.options import Options, check_count
-from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.errors import CorruptionError
 from gda.trees.records.recorded_tree import flatten
 from gda.trees.records.requests import Request
 from gda.trees.records.saved_leaves import given_leaves, without_ties
@@ -61,7 +60,9 @@ class LocalSteps:
       every: as for ``Run``, of these steps.
       keep: the newest steps that each host keeps.
       copies: the other hosts that have each block, at least.
-      shared: the errors that all processes raise.
+      meet: ``all_do`` with the timeout and the errors of the run.
+      failed: called after a save that failed, in its thread.
+      check_owner: called before a save is committed.
     """
 
     def __init__(
@@ -72,15 +73,23 @@ class LocalSteps:
         copies: int,
         options: Options,
         timeout: float,
-        shared: tuple[type[Exception], ...],
+        meet: Callable[..., Done[Any]],
+        failed: Callable[[], None],
+        check_owner: Callable[[], None],
     ) -> None:
         self._path, self._every, self._keep, self._copies = path, every, keep, copies
-        self._options, self._timeout, self._shared = options, timeout, shared
+        self._options, self._timeout = options, timeout
+        self._meet, self._check_owner = meet, check_owner
         self._hosts: HostsOfRun | None = None
         self._server: FileServer | None = None
         self._whole: list[WholeStep] = []
         self._names: list[str] = []  # of the complete steps, ascending
-        self._running: tuple[int, Pending] | None = None
+        self._flight = SaveInFlight(
+            meet=meet,
+            store_of=lambda name: self._known.folder.store(name),
+            not_saved=f"was not saved on the local disks {path}",
+            failed=failed,
+        )
         self._is_begun = False
         self._is_asked = False  # the next step is due, because a host has lost its files
 
@@ -160,7 +169,8 @@ class LocalSteps:
                 "shared": shared,
             }
 
-        decision = self._together("looking for local steps", work, decide)
+        what = f"looking for local steps, in {self._path}"
+        decision = self._meet(work, decide=decide, what=what).decision
         assert folder is not None
         if jax.process_index() == 0:
             for line in decision["unused"]:
@@ -254,7 +264,8 @@ class LocalSteps:
                 of_hosts.setdefault(hosts.host_of[process], Counter()).update(dict(part["told"]))
             return {"text": _text_of(used, of_hosts), "needed": max(needed.values())}
 
-        decision = self._together("the room for local steps", work, decide)
+        what = f"the room for local steps, in {self._path}"
+        decision = self._meet(work, decide=decide, what=what).decision
         self._is_begun = True
         older = [str(each.name) for each in self._whole if used and each.name <= used.name]
         self._names = older[: self._keep][::-1]
@@ -289,27 +300,15 @@ class LocalSteps:
 
     # A save.
 
-    def save(
-        self,
-        number: int,
-        state: Any,
-        *,
-        logs_errors: bool,
-        before_commit: Callable[[], None],
-        failed: Callable[[], None],
-    ) -> bool:
+    def save(self, number: int, state: Any, logs_errors: bool) -> bool:
         """Begin to save a step; raise in all processes if the save before has failed."""
         if not self._is_begun:
             self.begin(state, 0, None, {})
-        failure, begun_at = self._failure(), time.monotonic()
-
-        def decide(have_failed: list[bool]) -> tuple[bool, list[int]]:
-            late = [process for process, has_failed in enumerate(have_failed) if has_failed]
-            return not late or logs_errors, late
-
-        kept = self._names[len(self._names) - self._keep + 1 :] if self._keep > 1 else []
-        hosts = self._known
-        saving = LocalSave(hosts, number, kept, self._options, self._timeout, before_commit)
+        self._flight.failure()  # only now, the seconds of this save begin
+        begun_at, hosts, names = time.monotonic(), self._known, self._names
+        saving = LocalSave(
+            hosts, number, names, self._keep, self._options, self._timeout, self._check_owner
+        )
 
         def completed(written: CommittedSave, free_since: float) -> None:
             log.info(
@@ -318,65 +317,19 @@ class LocalSteps:
                 f"{time.monotonic() - begun_at:.1f} s; {format_bytes(written.nbytes)} in all"
             )
 
-        with ExitStack() as stack:
-            begun, late = stack.enter_context(saving).begin_if(
-                decide, failure is not None, state, self._timeout, self._shared
-            )
-            self._hear_end(late, failure, logs_errors)
-            if begun is None:
-                return False
-            pending = in_background(saving, begun, stack, completed, failed)
-        self._running, self._is_asked = (number, pending), False
-        self._names = [*kept, str(saving.step)]
-        return True
-
-    def _failure(self) -> Exception | None:
-        """Wait for the save in flight; return its error in this process."""
-        try:
-            if self._running is not None:
-                self._running[1].result()
-        except Exception as error:
-            return error
-        return None
+        is_begun = self._flight.begin(number, saving, state, logs_errors, completed)
+        self._is_asked = self._is_asked and not is_begun
+        return is_begun
 
     def finish(self, logs_errors: bool) -> None:
         """Wait for the save in flight; if it failed in any process, all raise, or log."""
-        if self._running is not None:
-            failure = self._failure()
-
-            def decide(parts: dict[int, bool]) -> list[int]:
-                return [process for process, has_failed in parts.items() if has_failed]
-
-            late = self._together("end of a local save", lambda: failure is not None, decide)
-            self._hear_end(late, failure, logs_errors)
-
-    def _hear_end(self, late: list[int], failure: Exception | None, logs_errors: bool) -> None:
-        running, self._running = self._running, None
-        if running is None or not late:
-            return
-        self._names = self._names[:-1]
-        message = f"step {running[0]} was not saved on the local disks {self._path}"
-        if not logs_errors:
-            raise failure or SaveError(f"{message}: {format_processes(late)} failed")
-        log.error("%s; the training goes on", message)
+        self._flight.finish(f"end of a local save, in {self._path}", logs_errors)
 
     def close(self) -> None:
         """End the server of this process."""
         if self._server is not None:
             self._server.close()
             self._server = None
-
-    def _together(
-        self, what: str, work: Callable[[], Any], decide: Callable[[dict[int, Any]], Any]
-    ) -> Any:
-        return all_do(
-            work,
-            decide=decide,
-            what=f"{what}, in {self._path}",
-            timeout=self._timeout,
-            failed=SaveError,
-            shared=self._shared,
-        ).decision
 
 
 def _text_of(used: WholeStep | None, told: Mapping[int, Mapping[int, int]]) -> str:

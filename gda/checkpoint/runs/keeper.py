@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.checkpoint.pending import Pending
 from gda.checkpoint.saving import CommittedSave
 from gda.checkpoint.step_folders.folder import (
     BEGUN,
@@ -50,7 +49,6 @@ class StepSave:
     metrics: Mapping[str, Any]
     begun: float  # a time of the monotonic clock
     waited: float  # seconds, for the save before
-    pending: Pending | None = None  # when it has begun
 
 
 @dataclass
@@ -373,13 +371,14 @@ class Keeper:
 
     def failed(self, number: int) -> bool:
         """Remove the rest of a failed save; return True if the step is complete nevertheless."""
-        there = self.folder.listed({number}).get(number)
-        if there is None or self.owner is None:
-            return False
-        self.folder.check_owner(self.owner)
-        if not there.is_complete and self.folder.is_left_over(there, self.owner):
-            self._remove([self.folder.take_out(there.name)], self.owner)
-        return there.is_complete
+        with suppress(OSError, ValueError):  # a store that fails is perhaps the reason
+            if self.owner is not None:
+                self.folder.check_owner(self.owner)
+                if there := self.folder.listed({number}).get(number):
+                    if not there.is_complete and self.folder.is_left_over(there, self.owner):
+                        self._remove([self.folder.take_out(there.name)], self.owner)
+                    return there.is_complete
+        return False
 
     def _call_hook(self, hook: Callable[[int, Any], object], number: int) -> None:
         try:

@@ -12,9 +12,8 @@ import operator
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial as bind  # resume has an argument of the other name
 from typing import Any, Literal, Self
 
@@ -25,7 +24,8 @@ from gda.checkpoint.local_steps.local_tier import LocalSteps
 from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
 from gda.checkpoint.runs.resuming import StepToRead, read_newest
-from gda.checkpoint.saving import MAX_BYTES, Save, in_background
+from gda.checkpoint.save_in_flight import SaveInFlight
+from gda.checkpoint.saving import MAX_BYTES, Save
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
     TakenOverError,
@@ -36,7 +36,7 @@ from gda.checkpoint.step_folders.folder import (
 )
 from gda.checkpoint.step_folders.rules import Keep, Rules, is_due
 from gda.layout.boundary import public, set_module
-from gda.layout.text import format_numbers, format_processes
+from gda.layout.text import format_numbers
 from gda.multihost.agreement import call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
@@ -51,7 +51,7 @@ from gda.trees.records.requests import Request
 log = logging.getLogger("gda")
 
 _SHARED = (
-    *(TakenOverError, CheckpointNotFoundError, CorruptionError),
+    *(TakenOverError, CheckpointNotFoundError, CorruptionError, DisagreementError),
     *(FileExistsError, PermissionError, ValueError),
 )
 
@@ -155,8 +155,11 @@ class Run:
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
         self._options = Options(max_workers, max_bytes, retry=retry)
         self._folder = RunFolder(path, timeout)
+        self._keeper = Keeper(self._folder, rules, unchanged == "link", on_complete)
+        self._meet = bind(all_do, timeout=timeout, failed=SaveError, shared=_SHARED)
         self._local = LocalSteps.of(
-            *(local, local_every, local_keep, local_copies, self._options, timeout, _SHARED)
+            *(local, local_every, local_keep, local_copies, self._options, timeout),
+            *(self._meet, self._ask, self._keeper.check_owner),
         )
         self._compared = {
             "path": self._folder.url,
@@ -171,15 +174,19 @@ class Run:
             "unchanged": unchanged,
             **(self._local.compared if self._local else {}),
         }
-        self._keeper = Keeper(self._folder, rules, unchanged == "link", on_complete)
         # "resume" or "rollback" until a later resume has succeeded.
         self._phase: Literal["new", "resume", "rollback", "going on", "closed"] = "new"
         self._whole: list[WholeStep] = []  # the steps that the hosts had at the beginning
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
-        self._steps: list[int] = []  # resumed or saved, ascending; the last may be in flight
         self._previous = 0  # the step of the call before
         self._reached = 0  # the newest step that reached save, also if it was not saved
-        self._running: StepSave | None = None
+        self._flight = SaveInFlight(
+            meet=self._meet,
+            store_of=lambda name: open_store(below(self._folder.path, name), timeout),
+            not_saved=f"of {self._folder.url} was not saved",
+            failed=self._ask,
+            is_complete=self._keeper.failed,
+        )
         self._ending: Ending | None = None
         self._is_asked = False  # the next call of save shall save
         self._is_told = False  # the next call of save looks if the one before has failed
@@ -249,13 +256,10 @@ class Run:
                 return state, 0
             # The same in all processes, also if it names the latest step of a run.
             source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
-            state = all_do(
+            state = self._meet(
                 lambda: restore(source or start_from, state, **options),
                 share=lambda _: None,
                 what=f"reading {start_from}, for the run {url}",
-                timeout=self._timeout,
-                failed=SaveError,
-                shared=_SHARED,
             ).mine
             self._go_on(0, state)
             log.info("%s begins with the state of %s", url, start_from)
@@ -563,18 +567,8 @@ class Run:
 
     def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """Return the result of ``work`` in process 0, when all processes make the same call."""
-        return self._together(what, None, lambda _: work())
-
-    def _together(self, what: str, brings: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
-        """Return the decision of process 0 on the ``brings`` of all."""
-        return all_do(
-            lambda: brings,
-            decide=decide,
-            what=f"{what}, of the run {self._folder.url}",
-            timeout=self._timeout,
-            failed=SaveError,
-            shared=_SHARED,
-        ).decision
+        what = f"{what}, of the run {self._folder.url}"
+        return self._meet(lambda: None, decide=lambda _: work(), what=what).decision
 
     def _of_step(self, step: int, work: Callable[[int], Any]) -> Any:
         """Return the result of ``work`` in process 0 for a complete step."""
@@ -601,18 +595,15 @@ class Run:
         """Own the folder, list its steps, notice signals; ``options`` of ``resume`` must agree."""
         resumes = options is not None
         agreed = self._compared | {**(options or {}), "resumes": resumes, "step": only}
-        found = all_do(
+        found = self._meet(
             lambda: None,
             what="gda.checkpoint.Run",
-            timeout=self._timeout,
             agreed=lambda _: call_fields((), agreed),
             decide=lambda _: [
                 *self._keeper.own(only, resumes),
                 None if self._local is None else self._keeper.start(),
             ],
             deciding=self._timeout,
-            failed=SaveError,
-            shared=(*_SHARED, DisagreementError),
         )
         program, names, start = found.decision
         self._names = dict(names)
@@ -650,20 +641,20 @@ class Run:
         hosts = ""
         if self._local is not None:
             hosts = self._local.begin(state, previous, used, fetched or {})
-        self._phase, self._steps = "going on", [*newest]
+        self._phase, self._flight.steps = "going on", [*newest]
         self._previous = self._reached = previous
         return hosts
 
     @property
     def _newest(self) -> int | None:
         """The newest step, complete or in flight."""
-        return self._steps[-1] if self._steps else None
+        return next(reversed(self._flight.steps), None)
 
     def _is_new(self, number: int) -> bool:
         """Return False for a step that was saved or resumed; raise if it is below the newest."""
         if self._newest is None or number > self._newest:
             return True
-        if number in self._steps:
+        if number in self._flight.steps:
             return False
         raise ValueError(
             f"step {number} is below step {self._newest}, the newest of {self._folder.url}: to go "
@@ -678,58 +669,32 @@ class Run:
     ) -> bool:
         """Save a step; if the program is being ended, wait until it is complete."""
         begun = time.monotonic()
-        failure = self._failure_of_running()
+        self._flight.failure()
         step = StepSave(number, metrics or {}, begun, time.monotonic() - begun)
-        try:
+        with _logged(f"step {number} of {self._folder.url} was not saved", logs_errors):
             # When the program ends, the last state is worth more than the earlier error.
-            is_begun = self._begin(step, state, failure, logs_errors or self.is_ending)
+            is_begun = self._begin(step, state, logs_errors or self.is_ending)
             if self.is_ending:
                 self._finish()
-        except (TakenOverError, DisagreementError):
-            raise
-        except Exception as error:  # of any class: where it does not occur, it is a SaveError
-            if not logs_errors:
-                raise
-            log.error("step %d of %s was not saved: %s", number, self._folder.url, error)
-            return False
-        self._is_asked = False
-        return is_begun
+            self._is_asked = False
+            return is_begun
+        return False
 
     def _save_locally(self, number: int, state: Any) -> bool:
         """Save a step on the hosts' disks if it is due; return True if so."""
-        if self._local is None or not self._is_due_locally(number):
-            return False
-        try:
-            return self._local.save(
-                number,
-                state,
-                logs_errors=self._logs_errors,
-                before_commit=self._keeper.check_owner,
-                failed=(lambda: None) if self._logs_errors else self._hears().ask,
-            )
-        except (TakenOverError, DisagreementError):
-            raise
-        except Exception as error:
-            if not self._logs_errors:
-                raise
-            log.error("step %d was not saved on the hosts' disks: %s", number, error)
-            return False
+        if self._local is not None and self._is_due_locally(number):
+            with _logged(f"step {number} was not saved on the hosts' disks", self._logs_errors):
+                return self._local.save(number, state, self._logs_errors)
+        return False
 
-    def _begin(
-        self, step: StepSave, state: Any, failure: Exception | None, logs_errors: bool
-    ) -> bool:
+    def _begin(self, step: StepSave, state: Any, logs_errors: bool) -> bool:
         """Begin a save, and learn in the same meeting if the one before has failed."""
         left = self._hears().since + self._grace - time.monotonic()
 
-        def decide(have_failed: list[bool]) -> tuple[bool, Any]:
-            end = self._end_of_running(have_failed)
-            if end is not None and not logs_errors:
-                return False, {"end": end, "base": None}
-            before = self._steps[:-1] if end is not None and not end["is_complete"] else self._steps
-            newest = before[-1] if before else None
+        def decide(newest: int | None) -> tuple[bool, str | None]:
             if not self._keeper.has_time_for(step.number, newest, left):
-                return False, {"end": end, "base": None}
-            return True, {"end": end, "base": self._keeper.begin(step, newest)}
+                return False, None
+            return True, self._keeper.begin(step, newest)
 
         save = Save(
             f"gda.checkpoint.Run.save of step {step.number}",
@@ -739,22 +704,9 @@ class Run:
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
         )
-        after = bind(self._keeper.completed, step)
-        # It makes the next call of save a meeting, which raises the error in all processes.
-        failed = (lambda: None) if self._logs_errors else self._hears().ask
-        shared = (*_SHARED, DisagreementError)
+        completed = bind(self._keeper.completed, step)
         try:
-            with ExitStack() as stack:
-                begun, told = stack.enter_context(save).begin_if(
-                    decide, failure is not None, state, self._timeout, shared
-                )
-                self._hear_end(told["end"], failure, logs_errors)
-                if begun is None:
-                    return False
-                if told["base"] is not None:
-                    base = below(self._folder.path, told["base"])
-                    begun = replace(begun, base=open_store(base, self._timeout))
-                step.pending = in_background(save, begun, stack, after, failed)
+            return self._flight.begin(step.number, save, state, logs_errors, completed, decide)
         except Exception as error:
             if jax.process_index() == 0:
                 with suppress(Exception):
@@ -763,57 +715,13 @@ class Run:
             if not isinstance(error, DisagreementError | LateProcessError | ConnectionError):
                 self._finish(logs_errors)
             raise
-        self._running = step
-        self._steps.append(step.number)
-        return True
-
-    def _failure_of_running(self) -> Exception | None:
-        """Wait for the save in flight; return its error in this process."""
-        try:
-            if self._running is not None and self._running.pending is not None:
-                self._running.pending.result()
-        except Exception as error:
-            return error
-        return None
 
     def _finish(self, logs_errors: bool = False) -> None:
-        """Wait for the save in flight; if it failed in any process, all raise, or log."""
-        if self._running is not None:
-            failure = self._failure_of_running()
-            what = f"end of the save of step {self._running.number}"
-            end = self._together(
-                what, failure is not None, lambda parts: self._end_of_running([*parts.values()])
-            )
-            self._hear_end(end, failure, logs_errors)
+        """Wait for the saves in flight; if one failed in any process, all raise, or log."""
+        what = f"end of the save of step {self._newest}, of the run {self._folder.url}"
+        self._flight.finish(what, logs_errors)
         if self._local is not None:
             self._local.finish(logs_errors)
-
-    def _end_of_running(self, have_failed: Sequence[bool]) -> dict[str, Any] | None:
-        """Return the failure of the save in flight, in process 0; raise if the owner changed."""
-        failed = [process for process, has_failed in enumerate(have_failed) if has_failed]
-        if self._running is None or not failed:
-            return None
-        is_complete = False
-        if self._keeper.owner is not None:
-            with suppress(OSError, ValueError):  # a store that fails is perhaps the reason
-                self._folder.check_owner(self._keeper.owner)
-                is_complete = self._keeper.failed(self._running.number)
-        return {"failed": failed, "is_complete": is_complete}
-
-    def _hear_end(
-        self, end: dict[str, Any] | None, failure: Exception | None, logs_errors: bool
-    ) -> None:
-        """Go on after the save in flight; if it failed in some processes, raise, or log."""
-        running, self._running = self._running, None
-        if running is None or end is None:
-            return
-        if not end["is_complete"]:
-            self._steps.remove(running.number)
-        message = f"step {running.number} of {self._folder.url} was not saved"
-        if not logs_errors:
-            who = format_processes(end["failed"])
-            raise failure or SaveError(f"{message}: {who} failed")
-        log.error("%s; the training goes on", message)
 
     # The end.
 
@@ -822,6 +730,11 @@ class Run:
         if self._ending is None:
             self._ending = Ending(*self._signals)
         return self._ending
+
+    def _ask(self) -> None:
+        """Make the next call of save a meeting, which raises the error of a save in all."""
+        if (ending := self._ending) is not None and not self._logs_errors:
+            ending.ask()
 
     def _look(self) -> None:
         """Notice signals, by equally many calls in all processes."""
@@ -842,6 +755,19 @@ class Run:
             self._ending.close()
             self._ending = self._ending if self.is_ending else None
             self._phase = "closed" if self._phase == "going on" else self._phase
+
+
+@contextmanager
+def _logged(what: str, logs_errors: bool) -> Iterator[None]:
+    """Log an error of a save, if errors are logged, unless the program must not go on."""
+    try:
+        yield
+    except (TakenOverError, DisagreementError):
+        raise
+    except Exception as error:  # of any class: where it does not occur, it is a SaveError
+        if not logs_errors:
+            raise
+        log.error("%s: %s", what, error)
 
 
 def _check_one_of(name: str, value: Any, known: tuple[str, str]) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut
 
 from gda.checkpoint import PerProcess, Run
+from gda.checkpoint.local_steps.local_save import LocalSave
 from gda.cli import main
 
 LARGE = np.arange(2**19, dtype=np.float32).reshape(8, -1)
@@ -64,6 +65,28 @@ def test_a_killed_training_resumes_at_its_newest_local_step(
     assert Run(tmp_path / "run", every=1).steps() == [100]
     assert trained(tmp_path, given, 103) == 100  # of both, this one is on the own disk
     assert trained(tmp_path, given, 103) == 102
+
+
+def test_after_a_local_save_that_failed_the_steps_before_are_kept(
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    run = Run(tmp_path / "run", on_error="log", **given)
+    run.resume(state_after(0))
+    for step in (2, 4):
+        run.save(step, state_after(step))
+    run.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSave, "_written", fail)
+        assert run.save(6, state_after(6))
+        assert run._local is not None
+        assert isinstance(run._local._flight.failure(), OSError)
+    assert run.save(8, state_after(8))
+    run.close()
+    kept = [path.parent.name[:8] for path in files(given["local"], "*/manifest.json")]
+    assert kept == ["00000004", "00000008"]
 
 
 @pytest.mark.parametrize("damage", ["a bit", "no file", "no manifest", "manifest"])

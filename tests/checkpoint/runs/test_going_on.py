@@ -153,8 +153,8 @@ class Script:
 
     def settle(self) -> None:
         """Wait for what runs in the background of all processes."""
-        running = self.run._running
-        while running is not None and not running.pending.done():
+        pending = self.run._flight.pending
+        while pending is not None and not pending.done():
             time.sleep(0.001)
         self.run._keeper.wait(60)
         self.meet()
@@ -300,9 +300,9 @@ class Script:
             state["w"] = Unreadable()
         elif how == "below":
             step = self.chance.randint(0, top)
-        if how == "differs" and self.run._running is not None:
+        if how == "differs" and self.run._flight.pending is not None:
             # Of a step that is being saved, a second save does nothing, and does not communicate.
-            step = max(step, self.run._running.number + 1)
+            step = max(step, self.run._flight.steps[-1] + 1)
         mine = step + (how == "differs" and self.count > 1 and self.me == self.victim)
         is_right = how in ("right", "due") or (self.count == 1 and how == "differs")
         of_step = self.tried.setdefault(step, set())

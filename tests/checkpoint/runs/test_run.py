@@ -1071,7 +1071,7 @@ def failed(tmp_path: Path, full_disk: Any) -> Run:
     full_disk("00000020")
     run, _ = resumed(tmp_path)
     train(run, 0, 20)
-    while not run._running.pending.done():
+    while not run._flight.pending.done():
         time.sleep(0.01)
     return run
 
@@ -1234,7 +1234,7 @@ def test_an_error_of_the_loop_leaves_the_step_that_is_being_saved(tmp_path: Path
     run, _ = resumed(tmp_path)
     with pytest.raises(ZeroDivisionError):
         fail()
-    run._running.pending.result()
+    run._flight.pending.result()
     assert resumed(tmp_path)[1] == 10
 
 
