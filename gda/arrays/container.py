@@ -18,7 +18,6 @@ from gda.arrays.liveness import (
     OUTSIDE,
     deleted_error,
     describe,
-    is_array_or_shape,
     traced_error,
 )
 from gda.arrays.shard import Shard, shards_of
@@ -79,7 +78,7 @@ class Container:
     @property
     def _is_inert(self) -> bool:
         """True for a container of something that is no array, put here by a function of trees."""
-        return not is_array_or_shape(self.array)
+        return not isinstance(self.array, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
 
     @classmethod
     def _padding(cls, fill: object) -> dict[str, Any]:

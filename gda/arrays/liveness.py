@@ -11,7 +11,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 from jax.errors import UnexpectedTracerError
 
 from gda.layout.spec import Shape, format_spec
@@ -80,10 +79,6 @@ def usable(content: Any) -> jax.Array:
     elif not hasattr(content, "dtype"):
         raise not_an_array_error(content)
     return content
-
-
-def is_array_or_shape(content: object) -> bool:
-    return isinstance(content, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
 
 
 def traced_error(name: str, in_jit: str = OUTSIDE) -> UnexpectedTracerError:

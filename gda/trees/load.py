@@ -161,7 +161,7 @@ class _LoadedLeaf(NamedTuple):
         grid = self.build.plan.grid
         if grid.is_padded:
             return PaddedArray(array, grid.global_shape[: array.ndim])
-        return array if is_plain or are_bare_keys(self.source) else GlobalArray.from_array(array)
+        return array if is_plain or are_bare_keys(self.source) else GlobalArray._from_leaf(array)
 
 
 _Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are

@@ -19,8 +19,7 @@ from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import set_module
 from gda.mesh import MeshLike, mesh_and_spec, processes_of, sharding_of
 from gda.multihost.agreement import checking_agreement, communicates, tells_alone
-from gda.multihost.descriptions import leaf_path
-from gda.trees.leaves import Tree, array_of, held_by, is_container, is_value, with_paths
+from gda.trees.leaves import Keys, Tree, array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, mesh_named_by, specs_per_leaf
 
 _NAME = "gda.reshard_tree"
@@ -79,18 +78,18 @@ def reshard_tree(
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     found = specs_per_leaf(tree, mesh, specs, _shaped)
-    paths = [leaf_path(pair.keys) for pair in found.pairs]
 
-    def relayout(leaf: Any, found: Any, path: str) -> Relayout | None:
+    def relayout(leaf: Any, found: Any, keys: Keys) -> Relayout | None:
         if is_value(leaf):
             return None
         may_pad = pad or isinstance(leaf, PaddedArray)
         over = mesh_and_spec(*mesh_and_spec_of(mesh, found))
-        each = Relayout(_data_of(leaf), over, leaf.shape if may_pad else None, path)
+        each = Relayout(_data_of(leaf), over, leaf.shape if may_pad else None, keys)
         each.check()  # here, for an error with the path
         return each
 
-    relayouts = with_paths(tree, relayout, leaves, found.of_each_leaf(), paths)
+    keys = [pair.keys for pair in found.pairs]
+    relayouts = with_paths(tree, relayout, leaves, found.of_each_leaf(), keys)
     arrays = [each for each in relayouts if each is not None]
     is_shared = any(not sharding_of(each.array).is_fully_addressable for each in arrays)
     copies = {each: None for each in arrays if _is_a_copy(each, is_shared)}
@@ -129,9 +128,7 @@ def moved_together(tree: Any, name: str, others: Iterable[int] = ()) -> Any:
         tree, is_leaf=lambda node: isinstance(node, Moving) or is_container(node)
     )
     relayouts = {
-        leaf: replace(leaf.relayout, path=leaf_path(keys))
-        for keys, leaf in found
-        if isinstance(leaf, Moving)
+        leaf: replace(leaf.relayout, keys=keys) for keys, leaf in found if isinstance(leaf, Moving)
     }
     moving = [each for leaf, each in relayouts.items() if leaf.moves]
     kept = [each for leaf, each in relayouts.items() if not leaf.moves]

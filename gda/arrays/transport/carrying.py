@@ -39,6 +39,7 @@ from gda.mesh import (
     sharding_of,
 )
 from gda.multihost.agreement import watching
+from gda.multihost.descriptions import leaf_path
 from gda.multihost.failure_watch import FailureWatch
 
 # The bytes of a round are still in the cache when a device unpacks them.
@@ -58,7 +59,11 @@ class Relayout:
     array: Any
     over: MeshAndSpec  # without a kind of memory, that of the array stays
     shape: Shape | None = None  # without padding, if it may be padded
-    path: str = ""  # in a tree
+    keys: tuple[Any, ...] = ()  # of its path in a tree
+
+    @property
+    def path(self) -> str:
+        return leaf_path(self.keys)
 
     @property
     def devices(self) -> tuple[Device, ...]:
