@@ -113,7 +113,7 @@ def begin_blocks(
         if is_here and for_all_shapes:
             return PendingSums(
                 *[
-                    on_host.sums_on_host(_in_numpy(block), _starts(grid, number, block.ndim))
+                    on_host.begin_on_host(_in_numpy(block), _starts(grid, number, block.ndim))
                     for number, block in chosen.items()
                     if block.size
                 ]

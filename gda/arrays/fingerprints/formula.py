@@ -7,12 +7,12 @@ same with XLA.
 
 from __future__ import annotations
 
-import math
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,11 @@ LANES = 2
 Words = npt.NDArray[np.uint32]
 AnyNDArray = np.ndarray[Any, Any]
 
-# Elements that are mixed at a time: they and their keys stay in the cache.
-AT_A_TIME = 1 << 15
-_FEW = 1 << 12  # words whose keys are kept
+# Words that are mixed at a time: they, their keys and what becomes of them stay in the cache.
+AT_A_TIME = 1 << 16
+_COLUMNS = 1 << 12  # the most words of a row, if that can be
+_COPIED = 1 << 20  # elements of a copy
+_FEW = 1 << 12  # elements of a part whose keys are kept
 
 
 def fingerprint_of_numpy(array: AnyNDArray) -> str:
@@ -80,12 +82,12 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
     array = np.asarray(array)
     width_of(array.dtype)
     start = tuple(map(operator.index, start)) or (0,) * array.ndim
-    if not array.size:
-        return add([])  # its other sizes may be too large for the keys of all positions
+    if array.size <= _FEW:
+        return sums_of_each([array], start)[0]
     return add(
-        sums_of_words(words[None], _keys(words.shape, first))[0]
+        sums_of_rows(rows)
         for piece, first in _pieces(array, start)
-        for words in [_words_of_numpy(piece)]
+        for rows in rows_of(piece, first, _COLUMNS)
     )
 
 
@@ -94,70 +96,128 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
 
     As ``sums_of_numpy`` of each, but many small ones take a tenth of the time together.
     """
-    if parts[0].size > AT_A_TIME:
+    size, words = parts[0].size, width_of(parts[0].dtype)[1]
+    if size * words > AT_A_TIME // 2:
         return np.stack([sums_of_numpy(part, start) for part in parts])
-    sizes = _words_of_numpy(parts[0]).shape
-    keys = [*_keys(sizes, start)]
-    step = max(1, AT_A_TIME // max(parts[0].size, 1))
+    if not size:
+        return np.zeros((len(parts), LANES), np.uint32)  # other sizes may be too large for keys
+    keys_of = _keys_of if size <= _FEW else _keys_of.__wrapped__
+    keys = keys_of(parts[0].shape, tuple(start), words)
+    step = AT_A_TIME // (size * words)
+    memory = np.empty((2, LANES * AT_A_TIME), np.uint32)
     stacks = (np.stack(parts[first : first + step]) for first in range(0, len(parts), step))
-    return np.concatenate([sums_of_words(_words_of_numpy(stack), keys) for stack in stacks])
+    some = (words_of(stack).reshape(len(stack), -1) for stack in stacks)
+    return np.concatenate([sums_of_words(each, keys, memory) for each in some])
+
+
+@lru_cache(maxsize=64)  # most small arrays of a tree have the shapes of others
+def _keys_of(shape: Shape, start: Shape, words: int) -> Words:
+    dimensions = zip((*range(len(shape)), WORD), (*start, 0), (*shape, words), strict=True)
+    sides = [keys_from(constants_of(dimension), *of) for dimension, *of in dimensions]
+    return outer_sums(key_at(constants_of(ORIGIN), 1), *sides)
 
 
 def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
-    if array.size <= AT_A_TIME:
+    if array.size <= _COPIED:
         yield array, start
         return
     axis = next(axis for axis, size in enumerate(array.shape) if size > 1)
-    step = max(1, AT_A_TIME * array.shape[axis] // array.size)
+    step = max(1, _COPIED * array.shape[axis] // array.size)
     for begin in range(0, array.shape[axis], step):
         part = array[(slice(None),) * axis + (slice(begin, begin + step),)]
         yield from _pieces(part, (*start[:axis], start[axis] + begin, *start[axis + 1 :]))
 
 
-def _words_of_numpy(piece: AnyNDArray) -> Words:
+def words_of(array: AnyNDArray) -> AnyNDArray:
+    """Return the words of a part, each as narrow as its element; a view, if that is possible."""
     # Of the other byte order, a dtype is not the same to NumPy as the native one of that name.
-    piece = np.ascontiguousarray(piece, piece.dtype.newbyteorder("<")).reshape(piece.shape)
-    words = piece[..., None].view(f"<u{min(piece.dtype.itemsize, 4)}").astype(np.uint32, copy=False)
-    bits, _ = width_of(piece.dtype)
-    return words if bits >= 8 else words & np.uint32((1 << bits) - 1)
+    bits, _ = width_of(array.dtype)
+    values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    if bits < 8:
+        values = values.view(np.uint8) & np.uint8((1 << bits) - 1)
+    return values.reshape(-1).view(f"<u{min(values.dtype.itemsize, 4)}")
 
 
-def _keys(sizes: Shape, start: Sequence[int]) -> Iterable[Words]:
-    is_small = math.prod(sizes) <= _FEW
-    return _few_keys(sizes, tuple(start)) if is_small else _keys_of(sizes, start)
+class EqualRows(NamedTuple):
+    """Some rows of a part, of one width. The key of a word is that of its row and its column."""
+
+    words: AnyNDArray  # [leads, rows of a lead, width]
+    keys: Words  # [LANES, leads, rows of a lead]
+    columns: Words  # [LANES, width]
 
 
-@lru_cache(maxsize=64)  # most small arrays of a tree have the shapes of others
-def _few_keys(sizes: Shape, start: Shape) -> list[Words]:
-    return [*_keys_of(sizes, start)]
+def rows_of(array: AnyNDArray, start: Shape, columns: int) -> Iterator[EqualRows]:
+    """Yield all rows of a part that begins at ``start``, of at most some words if they can be.
 
-
-def _keys_of(sizes: Shape, start: Sequence[int]) -> Iterator[Words]:
-    """Yield, for each lane, the keys of the words of a part that begins at ``start``."""
-    rank = len(start)
+    A row has all that comes after one dimension, ``axis``, and of that a chunk, which begins in
+    the whole array at a multiple of a power of two, or a part of such a chunk at an edge of the
+    block. A *lead* is the elements at one place in the dimensions before ``axis``.
+    """
+    shape, start, words = array.shape or (1,), start or (0,), width_of(array.dtype)[1]
+    axis, trail = len(shape) - 1, words
+    while axis and trail * shape[axis] <= columns:
+        trail *= shape[axis]
+        axis -= 1
+    bits = (columns // trail).bit_length() - 1
     sides = [
-        keys_from(constants_of(dimension), first, size).reshape(LANES, -1, *(1,) * (rank - axis))
-        for axis, (dimension, first, size) in enumerate(
-            zip((*range(rank), WORD), (*start, 0), sizes, strict=True)
-        )
+        keys_from(constants_of(dimension), start[dimension], shape[dimension])
+        for dimension in range(len(shape))
+        if dimension != axis
     ]
-    for lane, shared in enumerate(key_at(constants_of(ORIGIN), 1)[:, 0]):
-        keys: Any = sum((side[lane] for side in sides), start=shared)
-        yield keys
+    leads = outer_sums(key_at(constants_of(ORIGIN), 1), *sides[:axis])
+    trails = outer_sums(*sides[axis:], keys_from(constants_of(WORD), 0, words))
+    of_leads = words_of(array).reshape(leads.shape[1], -1)
+    begin, end = start[axis], start[axis] + shape[axis]
+    first = min(-(-begin >> bits << bits), end)
+    last = max(end >> bits << bits, first)
+    head, tail = (begin, first, first - begin), (last, end, end - last)
+    for low, high, size in (head, (first, last, 1 << bits), tail):
+        if low == high:
+            continue
+        count, constants = (high - low) // size, constants_of(axis)
+        keys = outer_sums(leads, keys_from(constants[:, bits:], low >> bits, count))
+        of_row = outer_sums(keys_from(constants, low & (1 << bits) - 1, size), trails)
+        taken = of_leads[:, (low - begin) * trail : (high - begin) * trail]
+        # All rows of leads that are taken whole are those of one.
+        sizes = (1, -1) if taken.shape == of_leads.shape else (len(taken), count)
+        rows = taken.reshape(*sizes, size * trail)
+        yield EqualRows(rows, keys.reshape(LANES, *sizes), of_row)
 
 
-def sums_of_words(words: Words, keys: Iterable[Words]) -> Words:
+def windows_of(rows: EqualRows, most: int) -> Iterator[tuple[AnyNDArray, Words]]:
+    """Yield at most so many rows, ``[rows, width]``, and their keys, ``[LANES, rows]``."""
+    leads, count, width = rows.words.shape
+    step = min(count, most)
+    for lead, row in itertools.product(range(0, leads, most // step), range(0, count, step)):
+        some = slice(lead, lead + most // step), slice(row, row + step)
+        yield rows.words[some].reshape(-1, width), rows.keys[:, *some].reshape(LANES, -1)
+
+
+def sums_of_rows(rows: EqualRows) -> Words:
+    """Return the sums over some rows: uint32 ``[LANES]``."""
+    width, total = rows.columns.shape[1], np.zeros(LANES, np.uint32)
+    most = max(1, AT_A_TIME // width)
+    # For all windows: the system clears new memory.
+    memory = np.empty((3, LANES * min(rows.words.size, most * width)), np.uint32)
+    for words, of_rows in windows_of(rows, most):
+        keys = memory[0, : LANES * words.size].reshape(LANES, -1, width)
+        np.add(of_rows[:, :, None], rows.columns[:, None], out=keys)
+        total += sums_of_words(words[None], keys, memory[1:])[0]
+    return total
+
+
+def sums_of_words(words: Words, keys: Words, memory: Words | None = None) -> Words:
     """Return the sums over each of some parts, ``[count, *sizes]``: ``[count, LANES]``.
 
-    ``keys`` are those of a part, for each lane.
+    ``keys`` are those of a part, ``[LANES, *sizes]``. ``memory`` to work in has two rows.
     """
-    sums = np.empty((len(words), LANES), np.uint32)
-    mixed = np.empty_like(words)
-    shifted = np.empty_like(words)
-    for lane, key in enumerate(keys):
-        mix(np.add(words, key, out=mixed), key, shifted)
-        sums[:, lane] = mixed.reshape(len(words), -1).sum(1, dtype=np.uint32)
-    return sums
+    size = LANES * words.size
+    if memory is None:
+        memory = np.empty((2, size), np.uint32)
+    words, keys = words.reshape(len(words), -1), keys.reshape(LANES, 1, -1)
+    mixed, shifted = memory[:, :size].reshape(2, LANES, *words.shape)
+    mix(np.add(words, keys, out=mixed), keys, shifted)
+    return mixed.sum(2, dtype=np.uint32).T
 
 
 # The keys of positions. Each bit of each coordinate has a constant for each lane, and the key of a
@@ -224,9 +284,11 @@ SHIFTS = (16, 15, 15)
 FACTOR = 0x21F0AAAD
 
 
-def mix(x: Words, key: Words, shifted: Words) -> None:
-    """Permute words to which their keys were added, in place; ``shifted`` is memory to work in."""
-    for shift, factor in zip(SHIFTS, (np.uint32(FACTOR), key | np.uint32(1)), strict=False):
-        x ^= np.right_shift(x, np.uint32(shift), out=shifted)
-        x *= factor
-    x ^= np.right_shift(x, np.uint32(SHIFTS[-1]), out=shifted)
+def mix(x: Words, key: Words, memory: Words) -> None:
+    """Permute words to which their keys were added, in place; ``memory`` of their shape is used."""
+    first, second, last = map(np.uint32, SHIFTS)
+    x ^= np.right_shift(x, first, out=memory)
+    x *= np.uint32(FACTOR)
+    x ^= np.right_shift(x, second, out=memory)
+    x *= np.bitwise_or(key, np.uint32(1), out=memory)
+    x ^= np.right_shift(x, last, out=memory)

@@ -12,10 +12,10 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +24,15 @@ from jax.sharding import SingleDeviceSharding
 
 from gda.arrays.fingerprints.formula import (
     LANES,
-    ORIGIN,
-    WORD,
     AnyNDArray,
+    EqualRows,
     Words,
     add,
-    constants_of,
-    key_at,
-    keys_from,
-    outer_sums,
+    rows_of,
     sums_of_numpy,
+    sums_of_rows,
     sums_of_words,
+    windows_of,
 )
 from gda.arrays.fingerprints.on_devices import mixed
 from gda.layout.dtype_names import width_of
@@ -44,36 +42,31 @@ from gda.multihost.background import in_thread
 
 T = TypeVar("T")
 
-# The most elements of a block that NumPy sums up at once: the program takes as long for any window.
-SMALL = 1 << 16
-# The words that NumPy sums up in a process, in 60 ms, before the program is compiled, in 80 to 120.
-BY_NUMPY = 1 << 23
+# The most elements of a block that NumPy sums up at once: JAX takes as long to start a program.
+SMALL = 1 << 17
+# The words that NumPy sums up in a process, in the time that it takes to compile the program.
+BY_NUMPY = 1 << 25
 COLUMNS = 256  # words of a row
 ROWS = 4096  # of a window
 # Words of a row that NumPy sums up in the time that the program takes for a whole row.
-NARROW = 24
+NARROW = 64
 # Words that the program adds up; NumPy adds up these sums. With 8, it is hardly faster, and takes a
 # third longer to compile; as a loop over all rows, a fifth faster, and three times as long.
 _WORDS_PER_TURN = 4
 
 
-def sums_on_host(array: AnyNDArray, start: Shape) -> Words | Callable[[], Words]:
-    """Return the sums over a part of an array, as ``sums_of_numpy``, or a function that makes them.
-
-    The program makes those of many elements in a tenth of the time. If it is still being compiled,
-    the function waits for it, and holds the array until then. Any thread may call this.
-    """
-    program = None
-    if array.size > SMALL and array.dtype.isnative:
-        program = program_for(array.dtype, array.size)
+def sums_on_host(array: AnyNDArray, start: Shape) -> Words:
+    """Return the sums over a part of an array, as ``sums_of_numpy``; any thread may call this."""
+    program = _program_for(array)
     if program is None:
         return sums_of_numpy(array, start)
-    later = cache(lambda: _sums_by(program.result(), array, start))
-    return later() if program.done() else later
-
-
-def _sums_by(program: Any, array: AnyNDArray, start: Shape) -> Words:
     return _in_worker(lambda: _made_by(program, array, start)).result()
+
+
+def begin_on_host(array: AnyNDArray, start: Shape) -> Callable[[], Words]:
+    """Begin ``sums_on_host`` in a thread, which holds the array; return what waits for the sums."""
+    program = _program_for(array)
+    return _in_worker(lambda: _made_by(program, array, start)).result
 
 
 def _in_worker(work: Callable[[], T]) -> Future[T]:
@@ -93,79 +86,20 @@ def _worker(_: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "gda-fingerprints")
 
 
-def _made_by(program: Any, array: AnyNDArray, start: Shape) -> Words:
-    bits, words = width_of(array.dtype)
-    values = np.ascontiguousarray(array)
-    if bits < 8:
-        values = values.view(np.uint8) & np.uint8((1 << bits) - 1)
-    flat = values.reshape(-1).view(f"u{_word_bytes(array.dtype)}")
+def _made_by(program: Future[Any] | None, array: AnyNDArray, start: Shape) -> Words:
+    if program is None:
+        return sums_of_numpy(array, start)
+    of_rows = (_sums_of_rows(program.result(), rows) for rows in rows_of(array, start, COLUMNS))
     with own_settings():
-        return add(
-            sums
-            for rows in _rows_of(flat, array.shape, start, words)
-            for sums in _sums_of_rows(program, rows)
-        )
+        return add(itertools.chain.from_iterable(of_rows))
 
 
-# The rows of a block.
-
-
-class _EqualRows(NamedTuple):
-    """Some rows of a block, of one width. The key of a word is that of its row and its column."""
-
-    words: AnyNDArray  # [leads, rows of a lead, width]
-    keys: Words  # [LANES, leads, rows of a lead]
-    columns: Words  # [LANES, width]
-
-
-def _rows_of(flat: AnyNDArray, shape: Shape, start: Shape, words: int) -> Iterator[_EqualRows]:
-    """Yield all rows of a block that begins at ``start``, of elements of some words.
-
-    A row has all that comes after one dimension, ``axis``, and of that a chunk, which begins in
-    the whole array at a multiple of a power of two, or a part of such a chunk at an edge of the
-    block. A *lead* is the elements at one place in the dimensions before ``axis``.
-    """
-    shape, start = shape or (1,), start or (0,)
-    axis, trail = len(shape) - 1, words
-    while axis and trail * shape[axis] <= COLUMNS:
-        trail *= shape[axis]
-        axis -= 1
-    bits = (COLUMNS // trail).bit_length() - 1
-    sides = [
-        keys_from(constants_of(dimension), start[dimension], shape[dimension])
-        for dimension in range(len(shape))
-        if dimension != axis
-    ]
-    leads = outer_sums(key_at(constants_of(ORIGIN), 1), *sides[:axis])
-    trails = outer_sums(*sides[axis:], keys_from(constants_of(WORD), 0, words))
-    of_leads = flat.reshape(leads.shape[1], -1)
-    begin, end = start[axis], start[axis] + shape[axis]
-    first = min(-(-begin >> bits << bits), end)
-    last = max(end >> bits << bits, first)
-    head, tail = (begin, first, first - begin), (last, end, end - last)
-    for low, high, size in (head, (first, last, 1 << bits), tail):
-        if low == high:
-            continue
-        count, constants = (high - low) // size, constants_of(axis)
-        keys = outer_sums(leads, keys_from(constants[:, bits:], low >> bits, count))
-        columns = outer_sums(keys_from(constants, low & (1 << bits) - 1, size), trails)
-        taken = of_leads[:, (low - begin) * trail : (high - begin) * trail]
-        # All rows of leads that are taken whole are those of one.
-        sizes = (1, -1) if taken.shape == of_leads.shape else (len(taken), count)
-        rows = taken.reshape(*sizes, size * trail)
-        yield _EqualRows(rows, keys.reshape(LANES, *sizes), columns)
-
-
-def _sums_of_rows(program: Any, rows: _EqualRows) -> Iterator[Words]:
-    leads, count, width = rows.words.shape
-    step = min(count, ROWS)
-    for lead, row in itertools.product(range(0, leads, ROWS // step), range(0, count, step)):
-        some = slice(lead, lead + ROWS // step), slice(row, row + step)
-        words, keys = rows.words[some].reshape(-1, width), rows.keys[:, *some].reshape(LANES, -1)
-        if width < NARROW or words.size <= SMALL:
-            of_lanes = (key[:, None] + lane for key, lane in zip(keys, rows.columns, strict=True))
-            yield sums_of_words(words[None].astype(np.uint32), of_lanes)[0]
-            continue
+def _sums_of_rows(program: Any, rows: EqualRows) -> Iterator[Words]:
+    width = rows.columns.shape[1]
+    if width < NARROW or rows.words.size <= SMALL:
+        yield sums_of_rows(rows)
+        return
+    for words, keys in windows_of(rows, ROWS):
         more = ROWS - len(words), COLUMNS - width
         if any(more):  # zeros with keys of zero, which are sums too
             words = np.pad(words, [(0, each) for each in more])
@@ -185,24 +119,35 @@ def _sums_of_zeros(keys: Words) -> Words:
 # The program.
 
 
-def program_for(dtype: np.dtype[Any], count: int) -> Future[Any] | None:
-    """Return the program for elements of a dtype, which a thread compiles.
-
-    Returns ``None`` if NumPy is quicker, because this process has few such elements so far, with
-    the next ``count``.
-    """
-    word_bytes = _word_bytes(dtype)
+def prepare(elements: Mapping[np.dtype[Any], int]) -> None:
+    """Begin to compile the programs for numbers of elements whose sums are made soon."""
+    words: Counter[int] = Counter()
+    for dtype, count in elements.items():
+        words[_word_bytes(dtype)] += count * width_of(dtype)[1]
     with _guard:
-        _expected[word_bytes] += count * width_of(dtype)[1]
-        if _expected[word_bytes] <= BY_NUMPY or (device := _cpu_device()) is None:
-            return None
-        if word_bytes not in _programs:
-            _programs[word_bytes] = _compiling(word_bytes, device)
-        return _programs[word_bytes]
+        for word_bytes, count in words.items():
+            _program_after(word_bytes, _summed[word_bytes] + count)
+
+
+def _program_for(array: AnyNDArray) -> Future[Any] | None:
+    """Return the program for an array, or ``None`` if NumPy is quicker."""
+    if array.size <= SMALL or not array.dtype.isnative:
+        return None
+    word_bytes = _word_bytes(array.dtype)
+    with _guard:
+        _summed[word_bytes] += array.size * width_of(array.dtype)[1]
+        return _program_after(word_bytes, _summed[word_bytes])
+
+
+def _program_after(word_bytes: int, words: int) -> Future[Any] | None:
+    """Return the program, which the worker compiles, if this process sums up many words."""
+    if word_bytes not in _programs and words > BY_NUMPY and (device := _cpu_device()) is not None:
+        _programs[word_bytes] = _compiling(word_bytes, device)
+    return _programs.get(word_bytes)
 
 
 _guard = threading.Lock()
-_expected: Counter[int] = Counter()
+_summed: Counter[int] = Counter()  # words, by their bytes
 _programs: dict[int, Future[Any]] = {}
 
 

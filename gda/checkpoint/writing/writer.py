@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ import numpy as np
 
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_each
 from gda.arrays.fingerprints.on_devices import PendingSums
-from gda.arrays.fingerprints.on_host import program_for, sums_on_host
+from gda.arrays.fingerprints.on_host import prepare, sums_on_host
 from gda.arrays.transport.to_host import HostBlock, is_on_accelerator
 from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of
 from gda.layout.indices import index_at, within
@@ -134,7 +134,7 @@ class _ChunkOfLeaf:
             return {}
         first = [each.start for each in self.overlap.in_block]
         start = tuple(map(operator.add, block.start, first))
-        return {leaf.number: PendingSums(sums_on_host(self._part, start)).result()}
+        return {leaf.number: sums_on_host(self._part, start)}
 
     @property
     def _part(self) -> AnyArray:
@@ -233,9 +233,6 @@ class Writer:
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return its part for ``records``, as JSON."""
         sums = dict(share.sums)
-        for leaf in share.large:
-            if leaf.number not in sums and not any(is_on_accelerator(x.data) for x in leaf.blocks):
-                program_for(leaf.record.dtype, sum([x.data.size for x in leaf.blocks]))
         arrays = {leaf.number: self.array_of(leaf) for leaf in share.large}
         packs = self._packs_of(share.small)
         documents = [pack.array for pack in packs]
@@ -325,6 +322,10 @@ class Writer:
     ) -> Iterator[_Chunk]:
         """Yield every chunk; begin those of the ``sums`` of leaves that are missing."""
         blocks = [(leaf, block) for leaf in leaves for block in leaf.blocks]
+        on_host: Counter[np.dtype[Any]] = Counter()
+        for leaf, block in blocks:
+            if leaf.number not in sums and not is_on_accelerator(block.data):
+                on_host[leaf.record.dtype] += block.data.size
         for host in to_host(blocks, self.options.max_bytes):
             leaf, block = host.key
             array = arrays[leaf.number]
@@ -332,6 +333,9 @@ class Writer:
             chunks_left = iter(range(len(overlaps) - 1, -1, -1))
             for overlap in overlaps:
                 yield _ChunkOfLeaf(array, host, overlap, chunks_left)
+            # Once the disk has something to do: to compile takes Python's lock from all threads.
+            prepare(on_host)
+            on_host.clear()
             # While the disk has enough to do, and the processor would wait for it: a save of
             # 512 MiB on 2 cores takes an eighth less than with the sums first.
             is_half = block is leaf.blocks[len(leaf.blocks) // 2]

@@ -99,9 +99,8 @@ class SavedLeaf(NamedTuple):
                     for number, _, data, device in self.blocks
                 }
             return begin_blocks(blocks, self.grid, for_all_shapes)
-        begun = (PendingSums(sums_on_host(on_host(each.data), each.start)) for each in self.blocks)
         # A block of a source is held no longer than until its sums are made.
-        return PendingSums(*[each.result() for each in begun])
+        return PendingSums(*[sums_on_host(on_host(each.data), each.start) for each in self.blocks])
 
 
 class GivenLeaf(NamedTuple):

@@ -28,7 +28,6 @@ from gda.arrays.fingerprints.formula import (
     fingerprint_of_numpy,
     sums_of_numpy,
 )
-from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.layout.grid import ShardGrid
 from gda.testing.strategies import (
     mesh_shapes,
@@ -178,16 +177,27 @@ def test_the_program_takes_the_memory_of_a_window_as_it_is(monkeypatch: pytest.M
         given.append(window.ctypes.data)
         return np.zeros((2, 1), np.uint32)
 
-    on_host._sums_by(program, whole, (0, 0))
+    compiled: Future[Any] = Future()
+    compiled.set_result(program)
+    on_host._made_by(compiled, whole, (0, 0))
     assert given == [whole.ctypes.data, whole[on_host.ROWS :].ctypes.data]
 
 
 def test_few_words_are_summed_up_without_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_host, "_programs", {})
-    monkeypatch.setattr(on_host, "_expected", Counter())
+    monkeypatch.setattr(on_host, "_summed", Counter())
     data = np.arange(2 * on_host.SMALL, dtype=np.uint16)
-    assert not callable(on_host.sums_on_host(data, (0,)))
+    many = on_host.BY_NUMPY // data.size
+    for _ in range(many):
+        on_host.prepare({data.dtype: data.size})
+    on_host.prepare({data.dtype: data.size, np.dtype(np.float32): on_host.BY_NUMPY})
+    assert np.array_equal(on_host.begin_on_host(data, (5,))(), sums_of_numpy(data, (5,)))
     assert not on_host._programs
+    monkeypatch.setattr(on_host, "BY_NUMPY", 2 * data.size)
+    on_host.sums_on_host(data, (0,))
+    assert not on_host._programs
+    on_host.prepare({data.dtype: 1})
+    assert [*on_host._programs] == [2]
 
 
 @pytest.mark.parametrize("way", ["by the program", "on devices"], indirect=True)
@@ -199,7 +209,7 @@ def test_a_block_far_out_in_a_long_dimension(way: str, monkeypatch: pytest.Monke
     if way == "on devices":
         found = on_devices.started([jnp.asarray(block)], [start])
     else:
-        found = PendingSums(on_host.sums_on_host(block, start)).result()
+        found = on_host.sums_on_host(block, start)
     assert np.array_equal(found, sums_of_numpy(block, start))
 
 
@@ -388,5 +398,5 @@ def test_parts_on_the_host_have_the_sums_of_numpy(
     whole = gda.aligned_empty((6, 70), part.dtype)
     whole[...] = part
     for each, start in [(part, (0, 0)), (whole[2:, 3:], (2, 3)), (part[:, ::2], (0, 1))]:
-        found = PendingSums(on_host.sums_on_host(each, start)).result()
+        found = on_host.sums_on_host(each, start)
         assert np.array_equal(found, sums_of_numpy(each, start))

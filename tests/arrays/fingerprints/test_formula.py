@@ -139,7 +139,9 @@ def test_any_parts_add_up(data: st.DataObject, shape: tuple[int, ...]) -> None:
     expected = sums_of_numpy(whole)
     assert np.array_equal(add(sums_of_numpy(*piece) for piece in pieces), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formula, "AT_A_TIME", data.draw(st.integers(1, 50)))
+        patch.setattr(formula, "_FEW", 0)
+        for limit in ("AT_A_TIME", "_COLUMNS", "_COPIED"):
+            patch.setattr(formula, limit, data.draw(st.integers(1, 50)))
         assert np.array_equal(sums_of_numpy(whole), expected)
 
 
