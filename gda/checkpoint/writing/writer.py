@@ -40,6 +40,7 @@ from gda.trees.records.recorded_tree import (
     Piece,
     ValueLeaf,
     saved_type,
+    without_collections,
 )
 from gda.trees.records.saved_leaves import (
     Block,
@@ -285,6 +286,7 @@ class Writer:
         """Return the name of the file with the value of this process."""
         return f"{self.data}/{_name_of(number, leaf.record.path)}.{jax.process_index()}"
 
+    @without_collections()
     def _packs_of(self, leaves: Iterable[SavedLeaf]) -> list[Pack]:
         """Return the packs of this process, with the blocks that it writes of small arrays."""
         by_dtype: dict[np.dtype[Any], list[SavedLeaf]] = {}
@@ -414,6 +416,7 @@ class Writer:
 
     # All processes.
 
+    @without_collections()
     def records(
         self, share: Share, parts: Sequence[dict[str, Any]]
     ) -> tuple[tuple[StoredArray, ...], tuple[Leaf, ...]]:

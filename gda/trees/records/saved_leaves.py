@@ -42,6 +42,7 @@ from gda.trees.records.recorded_tree import (
     format_path,
     may_be_tied,
     noting_path,
+    without_collections,
 )
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
@@ -130,6 +131,7 @@ class SavedPerProcess(NamedTuple):
     data: bytes
 
 
+@without_collections()
 def given_leaves(
     leaves: Iterable[tuple[Path, Any]], options: Options
 ) -> list[GivenLeaf | ValueLeaf | SavedPerProcess]:
@@ -167,6 +169,7 @@ def without_ties(
     return rest, numbers
 
 
+@without_collections()
 def with_blocks(
     given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess], *, are_held: bool = False
 ) -> list[SavedLeaf | ValueLeaf | SavedPerProcess]:
