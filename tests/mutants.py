@@ -287,7 +287,7 @@ class Tests:
             parts.mkdir()
             words = ["-p", "lines_run", "-n", self._processes, f"tests/{self.folder}"]
             code, output = copy.run(words, 3 * 3600, LINES_RUN=str(parts))
-            if code not in (0, 1):
+            if code not in (0, 1) or re.search(r"^ERROR ", output, re.MULTILINE):
                 sys.exit(f"the tests of {self.folder} did not run:\n{output[-5000:]}")
             record.write_text("".join([part.read_text() for part in sorted(parts.iterdir())]))
         found: dict[str, Any] = {}
