@@ -29,7 +29,8 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def is_of_gda(name: str) -> bool:
-    return name.startswith("gda") or "reader" in name
+    is_for_all = name.startswith("gda-fingerprints_")  # one thread, which stays for later saves
+    return (name.startswith("gda") and not is_for_all) or "reader" in name
 
 
 def open_files() -> list[str]:
