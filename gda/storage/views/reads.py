@@ -248,28 +248,46 @@ class ReadPlan:
         """Yield the reads of all slices: those that share chunks are read together, in pieces."""
         for slices in self._slices.values():
             leaf = slices[0].leaf
-            first, *others = sorted(slices, key=lambda each: [s.start for s in each.index])
-            group, hull = [first], first.index
-            for each in others:
-                if _are_together(hull, each.index, leaf):
-                    group.append(each)
-                    hull = hull_of([hull, each.index])
+            apart = [(hull_of([s.index for s in some]), some) for some in _apart(slices, leaf)]
+            (hull, group), *others = sorted(apart, key=lambda each: [s.start for s in each[0]])
+            for index, some in others:
+                if _are_side_by_side(hull, index, leaf):
+                    group += some
+                    hull = hull_of([hull, index])
                 else:
                     yield from _reads_of(group, hull)
-                    group, hull = [each], each.index
+                    group, hull = some, index
             yield from _reads_of(group, hull)
 
 
-def _are_together(one: Index, other: Index, leaf: SourceNode) -> bool:
-    """Return True if two slices of a source cost no more together than alone.
+def _apart(slices: list[_Slice], leaf: SourceNode) -> Iterator[list[_Slice]]:
+    """Yield groups of slices whose hulls share no chunk of the source.
 
-    Slices that share no chunk are joined up to the size of a piece.
+    A group is divided between two chunks along any dimension, until each of these cuts would meet
+    a slice. Neighbours in any one order are not enough: of a merged dimension, a slice may share a
+    chunk with the next but one alone.
     """
+    ends = np.array([[(s.start, s.stop - 1) for s in each.index] for each in slices])
+    chunks = ends.reshape(len(slices), -1, 2) // np.reshape(leaf.chunks, (-1, 1))
+    remaining = [np.arange(len(slices))]
+    while remaining:
+        group = remaining.pop()
+        for axis in range(len(leaf.chunks) if len(group) > 1 else 0):
+            group = group[np.argsort(chunks[group, axis, 0])]
+            first, last = chunks[group, axis].T
+            cuts = np.flatnonzero(np.maximum.accumulate(last)[:-1] < first[1:]) + 1
+            if len(cuts):
+                remaining += np.split(group, cuts)
+                break
+        else:
+            yield [slices[n] for n in group]
+
+
+def _are_side_by_side(one: Index, other: Index, leaf: SourceNode) -> bool:
+    """Return True if two boxes of a source, which share no chunk, are one box of a piece's size."""
     hull, chunks = hull_of([one, other]), leaf.chunks
-    together = num_chunks(hull, chunks)
-    apart = num_chunks(one, chunks) + num_chunks(other, chunks)
-    nbytes = math.prod(sizes_of(hull)) * leaf.dtype.itemsize
-    return together < apart or (together == apart and nbytes <= PIECE_BYTES)
+    is_box = num_chunks(hull, chunks) == num_chunks(one, chunks) + num_chunks(other, chunks)
+    return is_box and math.prod(sizes_of(hull)) * leaf.dtype.itemsize <= PIECE_BYTES
 
 
 def _reads_of(slices: list[_Slice], hull: Index) -> Iterator[_SourceRead]:
