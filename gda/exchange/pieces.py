@@ -93,7 +93,7 @@ def pulled_pieces(source: ShardGrid, needed: Needed, near: frozenset[int]) -> li
     listed = pieces.listed(numbers)
     turns = np.array(needed.turns)[listed.rows]
     lanes = Lanes(pieces, source.num_replicas, needed.most)
-    requests = lanes.requests(listed.segments, turns)
+    requests = lanes.requests(listed.segments, turns).numbers
     servers = _servers(source, listed.source_blocks, requests, near)
     sides: list[tuple[Any, Any]] = [
         (each.starts[segment].tolist(), each.lengths[segment].tolist())

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import Boxes, Dimension, Tiling
 from gda.layout.numbering import IntArray, distinct
-from gda.layout.reshard.lanes import Lanes
+from gda.layout.reshard.lanes import Lanes, PieceRequests
 from gda.layout.reshard.overlaps import Listed, Pieces
 
 _Numbers = IntArray | Sequence[int]
@@ -319,10 +319,10 @@ class Flow:
             self.lanes.units(pieces.sizes[chosen][is_sent]),
         )
 
-    def _requests(self, segments: Sequence[IntArray], targets: IntArray) -> IntArray:
+    def _requests(self, segments: Sequence[IntArray], targets: IntArray) -> PieceRequests:
         return self.lanes.requests(segments, self.target.replica_ids[targets])
 
-    def _places_afar(self, blocks: IntArray, requests: IntArray) -> IntArray:
+    def _places_afar(self, blocks: IntArray, requests: PieceRequests) -> IntArray:
         """Return the places, in the order of ``Holding``, of the devices that answer requests."""
         return blocks * self.source.num_replicas + self.lanes.holders(blocks, requests)
 

@@ -6,9 +6,10 @@ Every process numbers requests and lanes alike by a formula, and so finds its ow
 - Along one dimension, a segment has a place in its source part, and one in its target part. The
   dimension *scatters* if each target part is one segment, else it *gathers* if each source part is
   one, else it is *mixed*.
-- The requests to a block are numbered: by the places of their segments in their source parts, then
-  by the replica of the target. They go to the holders in turn, and each turn begins one holder
-  later, so that the same replica does not always meet the same holder.
+- The requests to a block are numbered: by the places of their segments in their source parts, of
+  mixed dimensions first, then by the replica of the target. They go to the holders in turn, and
+  each turn begins one holder later, so that the same replica does not always meet the same holder.
+  For each choice of mixed segments, turns count from 0.
 - The *colour* of a request is the sum of its turn and its places in the target parts that gather,
   modulo their number. One holder has a turn once, and a target device asks all blocks in the same
   turn, so neither has a colour twice. In a mixed dimension, the segments of a part are consecutive:
@@ -26,6 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +38,13 @@ from gda.layout.reshard.overlaps import Pieces, Segments
 _UNITS = 64
 # Pieces and slots count as equal to smaller ones if they are larger by at most 1/32.
 _NEARLY = 32
+
+
+class PieceRequests(NamedTuple):
+    """Some requests: their numbers, of which each block has 0, 1 and so on, and their turns."""
+
+    numbers: IntArray
+    turns: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +71,24 @@ class Lanes:
 
     # Requests and their senders.
 
-    def requests(self, segments: Sequence[IntArray], replicas: IntArray) -> IntArray:
-        """Return the numbers of requests, from their segments and the replicas of their targets."""
+    def requests(self, segments: Sequence[IntArray], replicas: IntArray) -> PieceRequests:
+        """Return requests, from their segments and the replicas of their targets."""
         pure, mixed = np.zeros_like(replicas), np.zeros_like(replicas)
+        num_pure = np.ones_like(replicas)
         for dimension, segment in zip(self._dimensions, segments, strict=True):
-            places = dimension.of_source.places[segment]
+            of_source = dimension.of_source
+            places, counts = of_source.places[segment], of_source.counts[of_source.parts[segment]]
             if _is_mixed(dimension):
-                mixed = mixed * dimension.of_source.most + places
+                mixed = mixed * counts + places
             else:
-                counts = dimension.of_source.counts[dimension.of_source.parts[segment]]
-                pure = pure * counts + places
-        return (mixed * self._num_turns * self.num_holders) + pure * self.num_replicas + replicas
+                pure, num_pure = pure * counts + places, num_pure * counts
+        numbers = (mixed * num_pure + pure) * self.num_replicas + replicas
+        turns = (pure * self.num_replicas + replicas) // self.num_holders
+        return PieceRequests(numbers, turns)
 
-    def holders(self, blocks: IntArray, requests: IntArray) -> IntArray:
+    def holders(self, blocks: IntArray, requests: PieceRequests) -> IntArray:
         """Return the holders of source blocks, from 0 on, that answer requests to them."""
-        return (requests + requests // self.num_holders + self._first(blocks)) % self.num_holders
+        return (requests.numbers + requests.turns + self._first(blocks)) % self.num_holders
 
     def _first(self, blocks: IntArray) -> IntArray:
         # Holders are in the order of their processes: if all blocks began with the first, one
@@ -85,16 +97,15 @@ class Lanes:
 
     # Lanes.
 
-    def colours(self, segments: Sequence[IntArray], requests: IntArray) -> IntArray:
+    def colours(self, segments: Sequence[IntArray], requests: PieceRequests) -> IntArray:
         """Return the colours of requests with these segments."""
-        gathered, mixed = np.zeros_like(requests), np.zeros_like(requests)
+        gathered, mixed = np.zeros_like(requests.turns), np.zeros_like(requests.turns)
         for dimension, segment in zip(self._dimensions, segments, strict=True):
             if _is_mixed(dimension):
                 mixed = mixed * _most(dimension) + segment % _most(dimension)
             else:
                 gathered = gathered * dimension.of_target.most + dimension.of_target.places[segment]
-        turns = requests // self.num_holders % self._num_turns
-        return mixed * self._num_shifts + (turns + gathered) % self._num_shifts
+        return mixed * self._num_shifts + (requests.turns + gathered) % self._num_shifts
 
     # Sizes.
 

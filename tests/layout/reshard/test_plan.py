@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trials import rarely
 
@@ -181,7 +181,6 @@ def check_plan(plan: ReshardPlan) -> None:
     get = [np.full_like(whole[(..., *target.index(i))], -1) for i in range(target.num_devices)]
     source_ids, target_ids = ids_of(source, plan.source_ids), ids_of(target, plan.target_ids)
     near: Counter[Any] = Counter()
-    far: Counter[Any] = Counter()
     kept = within = between = 0
     sizes: dict[Any, list[int]] = {}
     moves = list(plan.moves())
@@ -206,24 +205,51 @@ def check_plan(plan: ReshardPlan) -> None:
         assert move.source in (same or holders)
         group = (block, process) if same else (block,)
         sizes.setdefault((len(same or holders), group), []).append(move.nbytes)
-        (near if same else far)[move.source, group] += move.nbytes
         if same:
+            near[move.source, group] += move.nbytes
             within += move.nbytes
         else:
             between += move.nbytes
     for i, block in enumerate(get):
         np.testing.assert_array_equal(block, whole[target.index(i)])
-    # Within a process none sends more than an equal share and one piece. So it is elsewhere if all
-    # of the block is asked for from afar, in pieces that one dimension alone divides again.
+    asked_of = Counter(source.block_id(move.source) for move in moves)
     for (count, group), asked in sizes.items():
-        of_group = [amount for (_, of), amount in (near + far).items() if of == group]
-        if len(group) == 2 or len(asked) == target.num_replicas:
-            assert max(of_group) < sum(asked) / count + max(asked)
+        if len(group) == 2:  # Within a process none sends more than an equal share and one piece.
+            sent = [amount for (_, of), amount in near.items() if of == group]
+            assert max(sent) < sum(asked) / count + max(asked)
+        elif len(asked) == asked_of[group[0]]:
+            # If no device has the block nearby, all send equally many pieces to within one.
+            senders = Counter(move.source for move in moves)
+            holders = [i for i in range(source.num_devices) if source.block_id(i) == group[0]]
+            counts = [senders[i] for i in holders]
+            assert max(counts) - min(counts) <= 1
     assert plan.num_moves == len(moves)
     assert plan.nbytes_kept == kept
     assert plan.nbytes_moved == within + between
     assert plan.nbytes_within_processes == within
     assert plan.nbytes_between_processes == between
+
+
+# Of each block, four of twelve equal pieces are asked for from afar, of three devices. The others
+# keep their turns, and so one device sends three.
+MOST_FROM_NEARBY = ReshardPlan(
+    ShardGrid((3, 3), {"x": 3, "y": 3}, ("x",), process_of=[0] * 9),
+    ShardGrid(
+        (3, 3),
+        {"x": 3, "y": 2, "z": 2},
+        (None, "x"),
+        process_of=[0, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0, 1],
+    ),
+    itemsize=1,
+)
+# Each source block meets two target blocks, and one of these meets both. Three devices ask for each
+# of the pieces, two have it.
+DIVIDED_BOTH_WAYS = ReshardPlan(
+    ShardGrid((6,), {"x": 2, "y": 2}, ("x",), process_of=[0] * 4),
+    ShardGrid((6,), {"x": 3, "y": 3}, ("x",), process_of=[1] * 9),
+    itemsize=1,
+    target_ids=range(4, 13),
+)
 
 
 @settings(max_examples=60)
@@ -233,6 +259,8 @@ def test_moves_give_the_target_from_the_nearest_devices(plan: ReshardPlan) -> No
 
 
 @given(plans(), st.integers(1, 7))
+@example(MOST_FROM_NEARBY, 1)
+@example(DIVIDED_BOTH_WAYS, 1)
 @rarely(2)
 def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
