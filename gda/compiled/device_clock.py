@@ -128,7 +128,7 @@ class Timeline(NamedTuple):
     largest: tuple[Temporary, ...] = ()
 
 
-class Run(NamedTuple):
+class TimedStep(NamedTuple):
     """A step that runs, inside of the loops of these names; of a loop all turns."""
 
     step: Step
@@ -149,7 +149,7 @@ class Clock:
         self.free: dict[object, float] = defaultdict(float)
         self.ends: dict[object, float] = {}
         self.begun: dict[str, Step] = {}
-        self.runs: list[Run] = []
+        self.runs: list[TimedStep] = []
         self.folds: list[tuple[float, float]] = []
         self.inside: tuple[str, ...] = ()
 
@@ -171,11 +171,11 @@ class Clock:
             elif step.collective is not None:
                 of, waits = self.rates.resource(step), step._replace(ends=step.name)
                 begin = max(self.now, self.free[of])  # when others have left its links
-                self.runs.append(Run(waits, self.now, begin, self.inside))
+                self.runs.append(TimedStep(waits, self.now, begin, self.inside))
                 self.now = self.free[of] = begin + self.rates.alone(step)
             else:
                 self.now += self.rates.alone(step)
-            self.runs.append(Run(step, begin, self.now, self.inside))
+            self.runs.append(TimedStep(step, begin, self.now, self.inside))
 
     def _begin(self, step: Step) -> None:
         seconds = self.rates.alone(step)
@@ -187,7 +187,7 @@ class Clock:
         self.ends[step.begins] = self.free[of] = begin + seconds
         one = next(iter(collectives), step)._replace(begins=step.begins)
         self.begun[step.begins] = one
-        self.runs.append(Run(one, begin, begin + seconds, self.inside))
+        self.runs.append(TimedStep(one, begin, begin + seconds, self.inside))
 
     def _repeat(self, step: Step) -> None:
         """Run a body once, and add the time of a second run for each of the others."""
@@ -210,7 +210,7 @@ class Clock:
                 for name in [name for name, end in after.items() if end != before.get(name)]:
                     after[name] += rest
             self.folds.append((begun, self.now))
-        self.runs.append(Run(step, begin, self.now, inside))
+        self.runs.append(TimedStep(step, begin, self.now, inside))
 
     def _run_longest(self, step: Step) -> None:
         clocks = []
@@ -230,7 +230,7 @@ class Clock:
 def timeline_of(clock: Clock, ranges: LiveRanges) -> Timeline:
     """Return the events of a clock that has run, each loop folded to one turn."""
     events: list[TimelineEvent] = []
-    most, peak, before = 0, Run(Step(), 0, 0, ()), None
+    most, peak, before = 0, TimedStep(Step(), 0, 0, ()), None
 
     def folded(time: float) -> float:
         return time - sum(max(0.0, min(time, end) - begin) for begin, end in clock.folds)
@@ -251,7 +251,7 @@ def timeline_of(clock: Clock, ranges: LiveRanges) -> Timeline:
     return Timeline(tuple(events), tuple(ranges.largest_at((*peak.inside, peak.step.name))))
 
 
-def _tracks(run: Run, rates: Rates) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+def _tracks(run: TimedStep, rates: Rates) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
     """Yield the tracks that a step is on, with its work, and its seconds if it may have less."""
     step, nbytes = run.step, sum(run.step.arrays)
     if step.ends:

@@ -82,7 +82,7 @@ def source_of(value: Any) -> Source:
     value = array_here(value)
     if isinstance(value, jax.Array):
         return _Shards(value)
-    return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
+    return _ReadDirect(value) if hasattr(value, "read_direct") else _Slicing(value)
 
 
 def slices(value: Any) -> bool:
@@ -285,7 +285,7 @@ def apart(data: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
 
 
-class _Filling(_Slicing):
+class _ReadDirect(_Slicing):
     """A source that reads into given memory, as ``h5py.Dataset`` does."""
 
     # A buffer of this size stays in the cache. With 2 MiB columns of a file took a tenth to a

@@ -133,7 +133,7 @@ def load_tree(
     )
 
 
-class _Request(NamedTuple):
+class _RequestedLeaf(NamedTuple):
     """A source, and what the user asked for it."""
 
     keys: Keys
@@ -184,7 +184,7 @@ class _LoadingTree:
         found = specs_per_leaf(self.tree, self.mesh, self.specs, _shaped)
         dtypes = zip(found.pairs, found.of_each_leaf(), self._dtypes(), strict=True)
         requests = [
-            _Request(pair.keys, pair.leaf, layout, *dtype) for pair, layout, dtype in dtypes
+            _RequestedLeaf(pair.keys, pair.leaf, layout, *dtype) for pair, layout, dtype in dtypes
         ]
         leaves, kinds = [], {}
         for request in requests:
@@ -195,7 +195,7 @@ class _LoadingTree:
                 raise
         return leaves
 
-    def _leaf(self, request: _Request, kinds: dict[Any, RowsKind]) -> Any:
+    def _leaf(self, request: _RequestedLeaf, kinds: dict[Any, RowsKind]) -> Any:
         """Return a leaf; ``kinds`` has those of tensors before, by ``alike``."""
         keys, source, layout, dtype, is_named = request
         if is_value(source):

@@ -334,8 +334,8 @@ class _Wave:
 
     def _sending(
         self, exchange: Exchange, streams: Streams, this: Round
-    ) -> tuple[Sent, Callable[[], list[jax.Array]]]:
-        sent = Sent(this, [])
+    ) -> tuple[SentRound, Callable[[], list[jax.Array]]]:
+        sent = SentRound(this, [])
         sizes = [width * this.length for width in exchange.routes.widths]
         sending = [
             [
@@ -357,7 +357,7 @@ class _Wave:
 
         return sent, send
 
-    def _sent(self, packets: Packets, sent: Sent, size: int, device: Device) -> jax.Array:
+    def _sent(self, packets: Packets, sent: SentRound, size: int, device: Device) -> jax.Array:
         """Return the buffer that a device sends; arbitrary numbers if it has nothing to send."""
         flat = self._packed(packets, sent, size, device)
         if flat is None:
@@ -365,7 +365,7 @@ class _Wave:
             sent.buffers.append((flat, device))
         return self._staging.sent(flat, device)
 
-    def _packed(self, packets: Packets, sent: Sent, size: int, device: Device) -> Any:
+    def _packed(self, packets: Packets, sent: SentRound, size: int, device: Device) -> Any:
         flat = None
         for slot, packet in packets.items():
             for place, box in packet.boxes(sent.round):
@@ -381,7 +381,7 @@ class _Wave:
             sent.buffers.append((flat, device))
         return flat
 
-    def _unpack(self, streams: Streams, sent: Sent, arrived: list[jax.Array]) -> None:
+    def _unpack(self, streams: Streams, sent: SentRound, arrived: list[jax.Array]) -> None:
         for flat, device in sent.buffers:
             self._staging.take_back(flat, device)
         for number, array in enumerate(arrived):
@@ -400,7 +400,7 @@ class _Wave:
                         )
 
 
-class Sent(NamedTuple):
+class SentRound(NamedTuple):
     """A round under way, and the buffers that were packed for it, with their devices."""
 
     round: Round
