@@ -150,6 +150,8 @@ NO_AXIS = "spec {} shards dimension {} by mesh axis {}, but the mesh has the axe
 BAD: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] = [
     (check_shape, ((8.0, 2),), TypeError, f"{NOT_A_SHAPE}(8.0, 2)"),
     (check_shape, ((True,),), TypeError, f"{NOT_A_SHAPE}(True,)"),
+    # A set and a dict have no order of dimensions; each of some bytes is a number.
+    *((check_shape, (no,), TypeError, f"{NOT_A_SHAPE}{no!r}") for no in ({8}, {8: 2}, b"\x08")),
     (check_shape, ((8, -2),), ValueError, "global_shape (8, -2) has a negative size; sizes are 0"),
     (check_mesh_shape, ((4, 2),), TypeError, "mesh_shape must map axis names to sizes, in mesh"),
     (check_mesh_shape, ({"x": 4.0},), TypeError, "sizes of mesh axes must be integers: {'x': 4.0}"),
