@@ -67,7 +67,10 @@ def test_scalars_and_lists_are_data_too(auto_mesh: Mesh) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "spec"),
-    [((64, 32), P("x")), ((64, 32), P(None, "x")), ((16, 3), P(("x", "y"))), ((8,), P())],
+    [
+        *(((64, 32), P("x")), ((64, 32), P(None, "x")), ((16, 3), P(("x", "y"))), ((8,), P())),
+        ((64, 32), P(("x", "y"))),  # the usual batch; with the offset, JAX copies every block
+    ],
 )
 @pytest.mark.parametrize("offset", [0, 16])
 def test_the_callers_memory_may_be_written_to_afterwards(
