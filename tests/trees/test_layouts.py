@@ -237,6 +237,8 @@ def test_arrays_that_are_whole_are_named_with_a_spec_that_shards_them(mesh: Mesh
     assert line.endswith("no axis divides its sizes, but gda.PaddedArray pads them")
     many = {chr(97 + i): shape(mesh, P(), 2**20 + i) for i in range(26)}
     assert refused(many)[-2] == "  … 6 more"
+    as_many_as_are_shown = dict([*many.items()][:20])
+    assert len(refused(as_many_as_are_shown)) == 22
 
 
 def test_an_array_on_one_device_is_whole_beside_others_on_a_mesh(mesh: Mesh) -> None:

@@ -82,6 +82,15 @@ def test_unnamed_arrays_are_grouped_and_sums_agree(mesh: Mesh) -> None:
     assert [each.device for each in report.devices] == [f"CPU {i}" for i in range(8)]
 
 
+def test_the_row_of_an_array_has_the_bytes_of_its_parts() -> None:
+    pair = Mesh(np.array(jax.devices()[:2]), ("x",))
+    shape = (6, 317)  # of no other test
+    whole = put(pair, P("x"), np.ones(shape))
+    parts = [shard.data for shard in whole.addressable_shards]
+    rows = [row for row in gda.memory().arrays if row.shape in (shape, parts[0].shape)]
+    assert [(row.shape, row.nbytes) for row in rows] == [(shape, whole.nbytes)]
+
+
 def renamed(array: jax.Array) -> jax.Array:
     """Return an array with the same buffers over a mesh with other kinds of axes."""
     sharding: Any = array.sharding
