@@ -32,6 +32,7 @@ from trials import Trials, tried
 import gda
 from gda.checkpoint import SaveError
 from gda.checkpoint.writing import writer
+from gda.storage.stores.directory import FileStore
 
 
 @pytest.fixture
@@ -326,6 +327,28 @@ def test_no_permission(public_directory: Path) -> None:
     finally:
         for place in modes:
             os.chmod(place, 0o755)
+    check_next_save(path, 3)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_chunk_that_became_shorter_before_the_manifest_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    gda.checkpoint.save(path, values_of(1))
+    (old,), flush = path.glob("data-*"), FileStore.flush
+
+    def shortened(store: FileStore) -> None:
+        flush(store)
+        (new,) = {*path.glob("data-*")} - {old}
+        (chunk, *_) = (each for each in new.rglob("c*") if each.is_file())
+        os.truncate(chunk, chunk.stat().st_size - 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "flush", shortened)
+        with pytest.raises(SaveError, match=r"/c.* was changed: it has \d+ bytes, not \d+; save"):
+            gda.checkpoint.save(path, values_of(2), overwrite=True)
+    assert generation_at(path) == 1
     check_next_save(path, 3)
 
 

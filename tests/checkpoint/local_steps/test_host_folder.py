@@ -1,10 +1,17 @@
 """The local steps that hosts have together, against sets of files."""
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.checkpoint.local_steps.host_folder import (
     FoundStep,
+    HostFolder,
+    RunStart,
     StepName,
     partners_of,
     ranges_of,
@@ -32,6 +39,17 @@ def test_a_step_is_whole_if_every_file_is_on_a_host(steps: dict) -> None:
     assert len(whole) + len(unused) == len(steps)
     order = [each.name[:2] for each in whole]
     assert order == sorted(order, reverse=True)
+
+
+def test_the_room_is_what_is_free_and_what_the_run_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = HostFolder(str(tmp_path), RunStart(16 * "b", 1, ""))
+    free = SimpleNamespace(f_bavail=10, f_bfree=12, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: free if path == folder.path else None)
+    assert folder.room() == 10 * 4096
+    Path(folder.path, "file").write_bytes(bytes(100))
+    assert folder.room() == 10 * 4096 + 100
 
 
 def of(name: str, began: int) -> FoundStep:

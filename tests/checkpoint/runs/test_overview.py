@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def while_it_is_read(path: Path, patch: pytest.MonkeyPatch) -> None:
         return read_into(self, *args)
 
     patch.setattr(FileStore, "read_into", removed)
+
+
+def test_a_rollback_that_was_begun_is_told(tmp_path: Path) -> None:
+    found = overview.overview_of(saved(tmp_path / "run"), 60)
+    assert found is not None
+    assert found.owner is not None
+    assert "rollback" not in str(found)
+    begun = replace(found, owner=replace(found.owner, ends=20))
+    assert str(begun).endswith("a rollback to step 20 was begun; the next resume ends it")
+    assert begun.to_dict()["owner"]["ends"] == 20
 
 
 @pytest.mark.parametrize("remove", [before_its_turn, while_it_is_read])
