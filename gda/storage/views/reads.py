@@ -160,15 +160,6 @@ class _Slice:
             target = self.target[tuple([slice(some.start, some.stop) for some in digits])]
             yield _Slice(self.leaf, box, box.hull(), target, None, self.is_cast)
 
-    def deliver(self, block: _Memory, at: Index) -> None:
-        """Copy the elements out of a block of the source that lies at an index."""
-        if native(block.dtype) != self.leaf.dtype and not self.is_cast:
-            raise TypeError(
-                f"the source has dtype {self.leaf.dtype}, but its block has dtype {block.dtype}, "
-                "as in libraries that scale their data; choose one with .astype(dtype)"
-            )
-        _copy(self.target, block, self.box, at)
-
 
 _Wanted = tuple[Mapped | Joined, Index, _Memory]  # a block of a node, and where it goes
 
@@ -329,7 +320,8 @@ class _SourceRead:
             read = leaf.source.read(self.index, empty)
             if read is memory:
                 return
-            self._block = checked_block(leaf.source, self.index, read, any_dtype=True)
+            are_cast = all(each.is_cast for each in self.slices)
+            self._block = checked_block(leaf.source, self.index, read, any_dtype=are_cast)
             self.deliver()
         except Exception as error:
             error.add_note(
@@ -350,7 +342,7 @@ class _SourceRead:
         """Copy the elements of the slices into the result, if they were not read into it."""
         if self._block is not None:
             for each in self.slices:
-                each.deliver(self._block, self.index)
+                _copy(each.target, self._block, each.box, self.index)
             self._block = None
 
 
