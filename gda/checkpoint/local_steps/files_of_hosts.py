@@ -124,11 +124,12 @@ def fetch(host: Host, name: str, payload: Bytes, tail: Bytes, seconds: float) ->
             raise OSError(f"{name} of {host.peer} arrived with other bytes")
 
 
-def fetch_small(host: Host, name: str, most_bytes: int, seconds: float) -> bytes:
-    """Return a file of another host whose size is not known."""
+def fetch_manifest(host: Host, folder: str, seconds: float) -> bytes:
+    """Return the manifest in a folder of another host; its size is not known."""
+    name = f"{folder}/{manifest_json.NAME}"
     with host.asked(seconds) as connection:
         nbytes = _ask(connection, name=name, nbytes=None, tail=0).get("nbytes")
-        if not isinstance(nbytes, int) or not 0 <= nbytes <= most_bytes:
+        if not isinstance(nbytes, int) or not 0 <= nbytes <= manifest_json.MOST_BYTES:
             raise OSError(f"{name} of {host.peer} has {nbytes!r} bytes")
         data, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
         if connection.receive_blocks([data, nothing]):

@@ -12,7 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from gda.checkpoint.format import manifest_json
@@ -116,10 +116,10 @@ class FoundStep:
 
 
 class HostFolder:
-    """The folder of a host, with the local steps of one run."""
+    """The folder of a host, with the local steps of one run, in one ``start`` of it."""
 
     def __init__(self, path: str, start: RunStart) -> None:
-        self.top, self._start = path, start
+        self.top, self.start = path, start
         os.makedirs(path, exist_ok=True)
         self.id = _id_of(path)
         self.path = os.path.join(path, f"{_RUN}{start.run[:16]}")
@@ -140,7 +140,7 @@ class HostFolder:
                 unused.append(f"{where} {problem}")
                 continue
             about = manifest.about
-            if about.get("history") != self._start.history or about.get("run") != self._start.run:
+            if about.get("history") != self.start.history or about.get("run") != self.start.run:
                 unused.append(f"{where} is of a start before a rollback")
                 continue
             files = files_of(manifest)
@@ -157,7 +157,7 @@ class HostFolder:
         """Remove the steps of this start, and of those before, but some."""
         kept = {*names}
         for name in names_in(self.path):
-            if str(name) not in kept and name.generation <= self._start.generation:
+            if str(name) not in kept and name.generation <= self.start.generation:
                 self.remove(str(name))
 
     def remove(self, name: str) -> None:
@@ -171,14 +171,6 @@ class HostFolder:
         """Return the bytes that local steps of this run may take: free ones, and their own."""
         free = os.statvfs(self.path)
         return free.f_bavail * free.f_frsize + nbytes_in(self.path)
-
-    def begins_at(self, step: int) -> None:
-        """Note the step at which this start has resumed."""
-        self._start = replace(self._start, began=step)
-
-    @property
-    def start(self) -> RunStart:
-        return self._start
 
 
 def runs_in(path: str) -> list[str]:
@@ -219,12 +211,12 @@ def present(store: FileStore, files: Iterable[FileOfStep]) -> list[list[int]]:
 
 
 def nbytes_in(path: str) -> int:
-    """Return the bytes of all files in a folder; one that is being removed counts as nothing."""
+    """Return the bytes of the files in a folder, behind links too; one that vanishes is nothing."""
     total = 0
     for folder, _, files in os.walk(path):
         for file in files:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, file)).st_size
+                total += os.stat(os.path.join(folder, file)).st_size
     return total
 
 

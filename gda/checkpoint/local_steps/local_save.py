@@ -17,7 +17,7 @@ import numpy as np
 from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import ChunkGrid, Manifest
-from gda.checkpoint.local_steps.files_of_hosts import Host, fetch_small, send_copies
+from gda.checkpoint.local_steps.files_of_hosts import Host, fetch_manifest, send_copies
 from gda.checkpoint.local_steps.host_folder import HostFolder, StepName, partners_of
 from gda.checkpoint.saving import Begun, Claim, Save, Taken, new_data
 from gda.checkpoint.writing.writer import Share, Writer, is_packed
@@ -217,12 +217,12 @@ class LocalSave(Save):
             self._hosts.folder.keep_only(self._names)
 
     def _commit_here(self, claim: Claim) -> None:
-        name, first = f"{claim.data}/{manifest_json.NAME}", self._hosts.servers[0]
+        name = f"{claim.data}/{manifest_json.NAME}"
         if self._hosts.here == self._hosts.host_of[0]:
             file = self.store.read(name, manifest_json.MOST_BYTES)
         else:
-            place = f"{self._step}/{name}"
-            file = fetch_small(first, place, manifest_json.MOST_BYTES, self._timeout)
+            folder = f"{self._step}/{claim.data}"
+            file = fetch_manifest(self._hosts.servers[0], folder, self._timeout)
         manifest = manifest_json.load(file, self.store.join(name))
         arrays = {array.name: array for array in manifest.arrays}
         for of_array, chunks in self._crcs.items():

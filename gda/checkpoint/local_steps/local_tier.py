@@ -15,7 +15,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -23,7 +24,8 @@ import jax
 from gda.arrays.transport.connection import Address
 from gda.arrays.transport.listening import address_towards
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.local_steps.files_of_hosts import FileServer, Host, StepOfHosts, fetch_small
+from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.local_steps.files_of_hosts import FileServer, Host, StepOfHosts, fetch_manifest
 from gda.checkpoint.local_steps.host_folder import (
     FoundStep,
     HostFolder,
@@ -212,26 +214,22 @@ class LocalSteps:
             for host, ranges in step.holders.items()
             if host != hosts.here
         }
-        file = self._manifest_of(name, [*there])
-        manifest = manifest_json.load(file, f"{hosts.folder.path}/{name}")
+        file, manifest = self._manifest_of(name, [*there])
         store = StepOfHosts(hosts.folder.path, name, file, manifest, there, self._timeout)
         state = restored(store, request, Options(), self._timeout)
         told.update(store.fetched)
         return state
 
-    def _manifest_of(self, name: str, there: Sequence[Host]) -> bytes:
-        """Return the manifest of a step: of this host, or of the first that answers."""
-        hosts = self._known
-        with contextlib.suppress(OSError, ValueError):
-            store = hosts.folder.store(name)
-            file = store.read(manifest_json.NAME, manifest_json.MOST_BYTES)
-            manifest_json.load(file, name)
-            return file
-        place = f"{name}/{manifest_json.NAME}"
-        for host in there:
-            with contextlib.suppress(OSError):
-                return fetch_small(host, place, manifest_json.MOST_BYTES, self._timeout)
-        raise CorruptionError(f"no host has the manifest of the local step {name}")
+    def _manifest_of(self, name: str, there: Sequence[Host]) -> tuple[bytes, Manifest]:
+        """Return the file and the manifest of a step: of this host, or of the first with one."""
+        store = self._known.folder.store(name)
+        reads = [lambda: store.read(manifest_json.NAME, manifest_json.MOST_BYTES)]
+        reads += [partial(fetch_manifest, host, name, self._timeout) for host in there]
+        for read in reads:
+            with contextlib.suppress(OSError, ValueError):
+                file = read()
+                return file, manifest_json.load(file, store.url)
+        raise CorruptionError(f"no host has the whole manifest of the local step {name}")
 
     def begin(self, state: Any, step: int, used: WholeStep | None, told: Mapping[int, int]) -> str:
         """Begin to save after a step, and return a text of its hosts.
@@ -241,7 +239,7 @@ class LocalSteps:
         hosts = self._known
 
         def work() -> dict[str, Any]:
-            hosts.folder.begins_at(step)
+            hosts.folder.start = replace(hosts.folder.start, began=step)
             _, leaves = flatten(state)
             given, _ = without_ties(leaves, given_leaves(leaves, self._options))
             own, sent = hosts.nbytes_of(given)

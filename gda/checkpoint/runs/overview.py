@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gda.checkpoint.inspecting import JSON_VERSION, inspect, verify
+from gda.checkpoint.local_steps.host_folder import nbytes_in
 from gda.checkpoint.runs.keeper import Keeper
 from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder, below, checked_step
 from gda.checkpoint.step_folders.rules import Rules
@@ -129,13 +130,13 @@ def overview_of(path: Any, timeout: float) -> Overview | None:
 
 
 def _of_gda(folder: RunFolder, number: int, step: StepFolder) -> _StepRow:
-    found = _StepRow(number, step.name, is_held=step.is_held)
+    found, place = _StepRow(number, step.name, is_held=step.is_held), below(folder.path, step.name)
     try:
-        contents = inspect(below(folder.path, step.name), timeout=folder.timeout)
+        contents = inspect(place, timeout=folder.timeout)
         metrics = folder.metrics(step.name)
     except (CorruptionError, NewerFormatError) as error:
         return found._replace(problem=str(error))
-    nbytes = contents.nbytes if folder.store().is_remote else _nbytes_of_files(folder, step.name)
+    nbytes = contents.nbytes if folder.store().is_remote else nbytes_in(place)
     return found._replace(
         saved=contents.about.get("saved"),
         nbytes=nbytes,
@@ -152,15 +153,7 @@ def _of_orbax(folder: RunFolder, number: int, name: str) -> _StepRow:
     if folder.store().is_remote:
         return found
     saved = time.strftime(_TIME, time.gmtime(os.stat(place).st_mtime))
-    return found._replace(saved=saved, nbytes=_nbytes_of_files(folder, name))
-
-
-def _nbytes_of_files(folder: RunFolder, name: str) -> int:
-    return sum(
-        os.stat(os.path.join(at, each)).st_size
-        for at, _, names in os.walk(below(folder.path, name))
-        for each in names
-    )
+    return found._replace(saved=saved, nbytes=nbytes_in(place))
 
 
 def roll_back(path: Any, step: int, timeout: float) -> list[int]:
