@@ -70,13 +70,6 @@ def first_holders(grid: ShardGrid, mesh: Mesh) -> dict[int, Device]:
     return holders
 
 
-def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
-    """Return the data on each device of this process, by its position in the mesh, in order."""
-    mesh: Any = sharding_of(array).mesh
-    data_on = data_by_device(array)
-    return {position: data_on[device] for device, position in local_positions(mesh).items()}
-
-
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
     """Return True if an array of this shape has all elements and padding of a padded grid.
 

@@ -19,7 +19,7 @@ from gda.arrays.construction.blocks import BlockReader, is_on_cpu
 from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended, is_weak, narrowed_dtype
 from gda.arrays.liveness import deleted_error, kind_error, traced_error
-from gda.arrays.process_local import local_sharding
+from gda.arrays.process_local import data_by_device, local_sharding
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.process_view import infer_global_shape
@@ -246,7 +246,7 @@ def _from_pieces(local: jax.Array, sharding: NamedSharding, reader: BlockReader)
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
         relayout = Relayout(local, mesh_and_spec(sharding, None))
         (local,) = reshard_all([relayout], "from_process_local")
-    pieces = {shard.device: shard.data for shard in local.addressable_shards}
+    pieces = data_by_device(local)
     devices = reader.plan.devices
     buffers = [pieces[device] for device in devices]
     return reader.assemble(buffers, devices, "the local data", "mesh.local_devices")

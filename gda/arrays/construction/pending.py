@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader, BorrowedBlock
-from gda.arrays.construction.placing import Block, hashable_over, local_blocks_over
+from gda.arrays.construction.placing import Block, local_blocks_of
 from gda.arrays.dtypes import is_extended, is_weak, narrowed_dtype
 from gda.layout.dtype_names import native
 from gda.layout.spec import Index, SpecLike
@@ -186,13 +186,13 @@ def pending_array_of_source(
     key_impl = None
     if isinstance(here, jax.Array) and is_extended(here.dtype):
         # The data of PRNG keys has more dimensions, which no spec may shard.
-        local_blocks_over(here.shape, hashable_over(mesh, spec, here.shape), pad)
+        local_blocks_of(here.shape, mesh, spec, pad)
         if dtype is not None and dtype != here.dtype:
             raise TypeError(f"the source has dtype {here.dtype}, of PRNG keys; omit dtype=")
         source, dtype = np.asarray(jax.random.key_data(here)), None
         key_impl = jax.random.key_impl(here)
     found = source_of(source)
-    plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
+    plan = local_blocks_of(found.shape, mesh, spec, pad)
     reader = BlockReader(
         plan,
         dtype,

@@ -100,10 +100,6 @@ class LocalBlocks:
         # The blocks without padding start at the same place in both shapes.
         return self._block_at.get(start_of(index), len(self._block_at))
 
-    def number_of(self, index: Index) -> int | None:
-        """Return the number of the block at an index; ``None`` if it is not of this process."""
-        return self._block_at.get(start_of(index))
-
     @cached_property
     def boxes(self) -> dict[int, Index]:
         """The blocks by number, with every start and stop."""
@@ -122,7 +118,7 @@ class LocalBlocks:
         for number, processes in enumerate(holders_of(self.grid, processes_of(mesh))):
             index = bounded(self.grid.block_index(number), self.grid.global_shape)
             if math.prod(sizes_of(index)):
-                here = self.number_of(index)
+                here = self._block_at.get(start_of(index))
                 number = len(self.distinct) + 1 + number if here is None else here
                 boxes[number], holders[number] = index, processes
         return boxes, holders

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +31,7 @@ from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options, counting
-from gda.storage.tasks import AsyncTask, Task, Transfer, run
+from gda.storage.tasks import AsyncTask, Task, run
 
 # A request takes as long as reading so many bytes, so smaller boxes would not be quicker.
 _BOX_BYTES = 4 * 2**20
@@ -153,13 +152,8 @@ class _SharedRead(NamedTuple):
         filling = self.array.filling
         filling.drop_staged()
         for number in filling.arrived([self.move]):
-            yield Task(
-                self.array.pending.block_bytes, lambda: None, partial(_keep, filling, number)
-            )
-
-
-def _keep(filling: Filling, number: int, _: None) -> Transfer | None:
-    return filling.keep(number)
+            nbytes = self.array.pending.block_bytes
+            yield Task(nbytes, lambda number=number: number, filling.keep)
 
 
 def _rounds_of(

@@ -34,7 +34,7 @@ from gda.arrays.fingerprints.formula import (
 )
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import Device, own_settings
+from gda.mesh import Device, memory_kind_of, own_settings
 
 Made = TypeVar("Made")  # a tree of arrays
 
@@ -147,10 +147,6 @@ class PendingSums:
             made = [part() if callable(part) else np.asarray(part) for part in self._parts]
             return add(sums for part in made for sums in part.reshape(-1, LANES))
 
-    def to_json(self) -> list[int]:
-        """Wait, and return the sums for other processes; ``digest_of`` takes those of all."""
-        return self.result().tolist()
-
 
 # On the devices. All devices that hold blocks of an array run one program, because JAX compiles for
 # each set of devices anew.
@@ -183,7 +179,7 @@ def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
     """
     parts = [_for_xla(block, waits) for block in blocks]
     devices = tuple(map(device_of, parts))
-    if not is_near(parts[0]):
+    if memory_kind_of(parts[0].sharding) is not None:
         kind = devices[0].default_memory().kind
         own = [SingleDeviceSharding(device, memory_kind=kind) for device in devices]
         parts = jax.device_put(parts, own)
@@ -197,11 +193,6 @@ def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
 def device_of(part: jax.Array) -> Any:
     (device,) = part.devices()
     return device
-
-
-def is_near(array: jax.Array) -> bool:
-    kind = array.sharding.memory_kind
-    return kind is None or kind == next(iter(array.devices())).default_memory().kind
 
 
 @lru_cache(maxsize=256)

@@ -22,16 +22,15 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import LANES, ORIGIN, Words, constants_of, key_at, keys_from
 from gda.arrays.fingerprints.on_devices import (
     cache_of_arrays,
-    is_near,
     mixed,
     side_by_side,
     started,
     words_of,
 )
-from gda.arrays.process_local import shards_by_position
+from gda.arrays.process_local import data_by_device
 from gda.layout.cover import groups_within
 from gda.layout.dtype_names import width_of
-from gda.mesh import local_positions, own_settings, sharding_of
+from gda.mesh import local_positions, memory_kind_of, own_settings, sharding_of
 
 # The most elements of a block that is summed up together with others; on CPU, a program without a
 # copy is quicker from about twice as many on.
@@ -76,14 +75,16 @@ def _mesh_of(array: jax.Array) -> Mesh:
 
 
 def _blocks_of(array: jax.Array) -> list[jax.Array]:
-    blocks = [*shards_by_position(array).values()]
+    data_on = data_by_device(array)
+    blocks = [data_on[device] for device in local_positions(_mesh_of(array))]
     return [*map(jax.random.key_data, blocks)] if is_extended(array.dtype) else blocks
 
 
 def _for_line(array: jax.Array) -> jax.Array:
     """Return an array, or its blocks in this process as one, with bits that XLA can sum up."""
-    is_odd = is_extended(array.dtype) or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
-    if is_odd or not array.is_fully_addressable:
+    is_odd = is_extended(array.dtype) or width_of(array.dtype)[0] in (1, 6)
+    is_elsewhere = memory_kind_of(array.sharding) is not None
+    if is_odd or is_elsewhere or not array.is_fully_addressable:
         return side_by_side(_blocks_of(array), waits=False)
     return array
 

@@ -58,7 +58,7 @@ class Links:
             for leaf in share.large
             if self._may_be_same(leaf)
         }
-        sums = {number: each.to_json() for number, each in begun.items()}
+        sums = {number: each.result().tolist() for number, each in begun.items()}
         return replace(share, sums={**share.sums, **begun}), {"base": self.base.data, "sums": sums}
 
     def unchanged(self, share: Share, parts: Sequence[dict[str, Any]]) -> list[int]:
