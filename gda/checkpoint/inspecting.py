@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gda.checkpoint.format.files_at import FileKind, kind_at
-from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
+from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
     check_not_replaced,
@@ -251,10 +251,6 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
     )
 
 
-def _checking_bytes(files: Files, where: Chunk) -> int:
-    return files.manifest.arrays[where[0]].nbytes_per_chunk + files.loading_bytes(where)
-
-
 def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
     for leaf in files.manifest.per_process:
@@ -264,8 +260,8 @@ def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
         yield partial(files.check_metadata, number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
             where = (number, chunk)
-            check = partial(files.checked, where)
-            yield check, array.nbytes_of_file, _checking_bytes(files, where)
+            memory = array.nbytes_per_chunk + files.loading_bytes(where)
+            yield partial(files.checked, where), array.nbytes_of_file, memory
 
 
 def _problems(check: Callable[[], object]) -> list[str]:

@@ -209,6 +209,11 @@ class StoredArray:
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 
 
+def file_of(data: str, array: StoredArray, chunk: int | None = None) -> str:
+    """Return the name of the file of a chunk of an array in ``data``, by default its metadata."""
+    return f"{data}/{array.name}/{'zarr.json' if chunk is None else array.grid.key(chunk)}"
+
+
 @dataclass(frozen=True)
 class Manifest(RecordedTree):
     """The contents of a checkpoint."""
@@ -246,10 +251,9 @@ class Manifest(RecordedTree):
     def files(self) -> Iterator[tuple[str, int]]:
         """Name and size of every file but that of the manifest."""
         for array in self.arrays:
-            yield f"{self.data}/{array.name}/zarr.json", array.metadata[0]
+            yield file_of(self.data, array), array.metadata[0]
             for chunk in range(array.grid.num_chunks):
-                name = f"{self.data}/{array.name}/{array.grid.key(chunk)}"
-                yield name, array.nbytes_of_file
+                yield file_of(self.data, array, chunk), array.nbytes_of_file
         for leaf in self.per_process:
             for process, (nbytes, _) in enumerate(leaf.files):
                 yield self.file_of(leaf, process), nbytes

@@ -13,7 +13,7 @@ import numpy as np
 from gda.arrays.transport.connection import Address, Connection, Deadline
 from gda.arrays.transport.listening import SECONDS_TO_ASK, Server
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.manifest import Manifest, file_of
 from gda.checkpoint.local_steps.host_folder import StepName, files_of
 from gda.multihost.places import one_line
 from gda.storage.stores.checksums import Bytes, crc32c
@@ -171,7 +171,7 @@ class StepOfHosts(FileStore):
         self._files = {each.name: (n, each) for n, each in enumerate(files_of(manifest))}
         self._holders = holders
         self._small = {manifest_json.NAME: file} | {
-            f"{manifest.data}/{array.name}/zarr.json": array.document for array in manifest.arrays
+            file_of(manifest.data, array): array.document for array in manifest.arrays
         }
         self.fetched: Counter[int] = Counter()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.manifest import Manifest, file_of
 from gda.layout.text import join_some
 from gda.storage.stores.checksums import CRC_BYTES
 from gda.storage.stores.directory import FileStore
@@ -77,7 +77,7 @@ def files_of(manifest: Manifest) -> list[FileOfStep]:
     """Return the files with data, in the same order in all processes."""
     chunks = [
         FileOfStep(
-            f"{manifest.data}/{array.name}/{array.grid.key(chunk)}",
+            file_of(manifest.data, array, chunk),
             array.nbytes_of_file,
             array.crcs[chunk],
             CRC_BYTES,

@@ -14,7 +14,7 @@ import numpy as np
 
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format.files_at import no_checkpoint_at
-from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray, file_of
 from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.strict_json import pointer_in
 from gda.multihost.shared_folders import advice_if_not_shared
@@ -99,15 +99,15 @@ class Files:
         more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
         return f"array{'s' * (len(paths) > 1)} {', '.join(paths[:3])}{more}"
 
-    def name(self, array: StoredArray, file: str) -> str:
-        return f"{self.manifest.data}/{array.name}/{file}"
+    def name(self, array: StoredArray, chunk: int | None = None) -> str:
+        return file_of(self.manifest.data, array, chunk)
 
     def check(self, chunks: Iterable[Chunk], last_of: Mapping[int, int]) -> None:
         """Check sizes of files, and after the last chunk of an array its metadata."""
         for number, chunk in chunks:
             array = self.manifest.arrays[number]
             with self._about(number, chunk):
-                size = self.store.size(self.name(array, array.grid.key(chunk)))
+                size = self.store.size(self.name(array, chunk))
                 if size is not None:
                     _check_size(size, array.nbytes_of_file)
             if chunk == last_of.get(number):
@@ -137,7 +137,7 @@ class Files:
         nbytes, crc = array.metadata
         with self._about(number):
             document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
-            size, found = self.store.read_into(self.name(array, "zarr.json"), document, nothing)
+            size, found = self.store.read_into(self.name(array), document, nothing)
             _check_size(size, nbytes)
             if found != crc:
                 raise ValueError(f"is damaged: its CRC-32C is {found:08x}, not {crc:08x}")
@@ -166,7 +166,7 @@ class Files:
         array = self.manifest.arrays[number]
         tail = np.empty(checksums.CRC_BYTES, np.uint8)
         with self._about(number, chunk):
-            size, crc = self.store.read_into(self.name(array, array.grid.key(chunk)), out, tail)
+            size, crc = self.store.read_into(self.name(array, chunk), out, tail)
             _check_size(size, array.nbytes_of_file)
             in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
             if not crc == in_file == expected:
@@ -196,9 +196,8 @@ class Files:
         except (*_GONE, ValueError) as error:
             what = "is missing" if isinstance(error, _GONE) else str(error)
             array = self.manifest.arrays[number]
-            key = "zarr.json" if chunk is None else array.grid.key(chunk)
-            part = "its metadata" if chunk is None else f"chunk {key}"
-            name = self.name(array, key)
+            part = "its metadata" if chunk is None else f"chunk {array.grid.key(chunk)}"
+            name = self.name(array, chunk)
             with suppress(OSError, ValueError):
                 what = pointer_in(self.store.head(name, 64)) or what
             leaves, links = self.leaves_of(number, chunk), self.store.num_links(name)

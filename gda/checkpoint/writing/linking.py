@@ -17,7 +17,7 @@ import numpy as np
 
 from gda.arrays.fingerprints.formula import digest_of
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest, StoredArray
+from gda.checkpoint.format.manifest import Manifest, StoredArray, file_of
 from gda.checkpoint.writing.writer import Share, Writer, Written
 from gda.storage import tasks
 from gda.storage.stores.directory import FileStore
@@ -120,12 +120,10 @@ class Links:
         count = _COMPARED_BYTES // old.dtype.itemsize
         first = block.data[overlap.in_block].flat[:count].tobytes()
         try:
-            return self.base_store.head(self._file(old, overlap.chunk), len(first)) != first
+            name = file_of(self.base.data, old, overlap.chunk)
+            return self.base_store.head(name, len(first)) != first
         except (OSError, ValueError):
             return True
-
-    def _file(self, array: StoredArray, chunk: int) -> str:
-        return f"{self.base.data}/{array.name}/{array.grid.key(chunk)}"
 
     def _link(self, leaf: SavedLeaf, block: Block) -> list[Written]:
         new, old = self.writer.array_of(leaf), self._there[leaf.record.path][1]
@@ -133,7 +131,7 @@ class Links:
         for overlap in old.grid.overlaps(block.start, block.data.shape):
             chunk = overlap.chunk
             nbytes = old.nbytes_of_file
-            source = self._file(old, chunk)
+            source = file_of(self.base.data, old, chunk)
             name = self.writer.name(new, chunk)
             if not self.store.link(name, self.base_store, source, nbytes, manifest_json.NAME):
                 for each in made:

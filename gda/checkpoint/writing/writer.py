@@ -25,7 +25,7 @@ from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_o
 from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.fingerprints.on_host import prepare, sums_on_host
 from gda.arrays.transport.to_host import HostBlock, is_on_accelerator
-from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of
+from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of, file_of
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
@@ -171,7 +171,11 @@ class _ChunkOfPack:
 
     def data(self) -> AnyArray:
         out = np.zeros(self.array.chunk_shape, self.array.dtype)
-        place_in = functools.cache(_place_in)  # the same for all leaves of one layout
+
+        @functools.cache  # the same for all leaves of one layout
+        def place_in(start: Shape, begin: Shape, shape: Shape) -> Index:
+            return within(index_at(start, shape), begin)
+
         coming = iter(self.coming)
         for placed in self.pieces:
             part, begin = placed.piece.of_chunk(out), placed.piece.start
@@ -199,10 +203,6 @@ class _ChunkOfPack:
 
 
 _Chunk: TypeAlias = _ChunkOfLeaf | _ChunkOfPack
-
-
-def _place_in(start: Shape, begin: Shape, shape: Shape) -> Index:
-    return within(index_at(start, shape), begin)
 
 
 class Written(NamedTuple):
@@ -279,8 +279,8 @@ class Writer:
         chunk_shape = chunk_shape_of(leaf.block_shape, record.dtype.itemsize, CHUNK_BYTES)
         return StoredArray.planned(name, record.shape, chunk_shape, record.dtype)
 
-    def name(self, array: StoredArray, chunk: int) -> str:
-        return f"{self.data}/{array.name}/{array.grid.key(chunk)}"
+    def name(self, array: StoredArray, chunk: int | None = None) -> str:
+        return file_of(self.data, array, chunk)
 
     def name_of_value(self, number: int, leaf: SavedPerProcess) -> str:
         """Return the name of the file with the value of this process."""
@@ -398,7 +398,7 @@ class Writer:
         return size_and_crc(leaf.data)
 
     def _write_document(self, array: StoredArray) -> None:
-        self.store.write(f"{self.data}/{array.name}/zarr.json", array.document)
+        self.store.write(self.name(array), array.document)
 
     def _held_bytes(self, chunk: _Chunk) -> int:
         # A file is written from the memory of the array, if that is on the host.
