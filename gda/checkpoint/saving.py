@@ -48,11 +48,11 @@ from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, SaveError
 from gda.storage.stores.opening import Store, open_store
 from gda.trees.files.step_names import check_names_no_step
-from gda.trees.records.recorded_tree import Leaf, Path, ValueLeaf, flatten
+from gda.trees.records.recorded_tree import Leaf, Path, flatten
 from gda.trees.records.saved_leaves import (
+    Given,
     GivenLeaf,
     SavedLeaf,
-    SavedPerProcess,
     check_same_values,
     given_leaves,
     values_of,
@@ -246,7 +246,7 @@ class Begun:
     """A save that all processes have begun: the leaves of its tree, and the claim of its path."""
 
     structure: Any  # of the tree, as JSON
-    given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # which has tied leaves once
+    given: Sequence[Given]  # which has tied leaves once
     numbers: dict[Path, int]  # of each leaf among these
     claim: Claim
     base: Store | None

@@ -215,8 +215,8 @@ class _Slicing(Source):
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self.shape: Shape = _shape_of(value, value.shape)
-        self.dtype = _dtype_of(value, value.dtype)
+        self.shape: Shape = _shape_of(value)
+        self.dtype = _dtype_of(value)
         self.chunks = chunks_of(value, "chunks")
         self.is_in_memory = isinstance(value, np.ndarray)
         if isinstance(value, np.memmap):
@@ -243,7 +243,7 @@ class _Shards(Source):
 
     def __init__(self, array: jax.Array) -> None:
         self._array, self.shape = array, array.shape
-        self.dtype = _dtype_of(array, array.dtype)
+        self.dtype = _dtype_of(array)
         self.chunks = None
 
     @cached_property
@@ -452,20 +452,20 @@ def chunks_of(value: Any, name: str) -> Shape | None:
     return sizes if is_shape else None
 
 
-def _shape_of(value: Any, shape: Any) -> Shape:
+def _shape_of(value: Any) -> Shape:
     try:
-        return tuple(int(size) for size in shape)
+        return tuple(int(size) for size in value.shape)
     except (TypeError, ValueError):
         raise TypeError(
-            f"a {type(value).__name__} of shape {shape!r} is not a source; {WHAT_IT_IS}"
+            f"a {type(value).__name__} of shape {value.shape!r} is not a source; {WHAT_IT_IS}"
         ) from None
 
 
-def _dtype_of(value: Any, dtype: Any) -> np.dtype[Any]:
+def _dtype_of(value: Any) -> np.dtype[Any]:
     try:
-        return np.dtype(dtype)
+        return np.dtype(value.dtype)
     except TypeError:
         raise TypeError(
-            f"a {type(value).__name__} of dtype {dtype} is not a source: NumPy does not have that "
-            "dtype; convert it to numbers first"
+            f"a {type(value).__name__} of dtype {value.dtype} is not a source: NumPy does not have "
+            "that dtype; convert it to numbers first"
         ) from None

@@ -22,19 +22,18 @@ from gda.checkpoint.local_steps.host_folder import HostFolder, StepName, partner
 from gda.checkpoint.saving import Begun, Claim, Save, Taken, new_data
 from gda.checkpoint.writing.writer import Share, Writer, is_packed
 from gda.layout.cover import writing_of_grid
+from gda.layout.processes import Writing
 from gda.storage.options import Options
 from gda.storage.stores.errors import SaveError
 from gda.trees.records.saved_leaves import (
     Block,
+    Given,
     GivenLeaf,
     SavedLeaf,
     SavedPerProcess,
-    ValueLeaf,
     with_blocks,
 )
 from gda.trees.written_blocks import written_arrays
-
-GivenLeaves = Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,9 @@ class HostsOfRun:
 
     def held_by(self, leaf: SavedLeaf, block: int) -> set[int]:
         """Return the hosts that write a block of a leaf."""
-        grid = leaf.grid
-        if grid is None or grid.processes is None or leaf.own is not None or is_packed(leaf.record):
+        if (writing := _writing_of(leaf)) is None:
             return {self.here}
-        return {self.host_of[p] for p in writing_of_grid(grid, grid.processes).by_block[block]}
+        return {self.host_of[p] for p in writing.by_block[block]}
 
     def targets(self, holding: set[int]) -> list[int]:
         """Return the hosts to which this one sends a block that some hosts write."""
@@ -76,7 +74,7 @@ class HostsOfRun:
         others = [host for host in dict.fromkeys(partners) if host not in holding]
         return others[: max(self.copies + 1 - len(holding), 0)]
 
-    def also_written(self, given: GivenLeaves) -> list[SavedLeaf]:
+    def also_written(self, given: Sequence[Given]) -> list[SavedLeaf]:
         """Return leaves with the blocks that another host writes too, and this process here."""
         arrays = [each for each in given if isinstance(each, GivenLeaf)]
         written = written_arrays(
@@ -91,10 +89,8 @@ class HostsOfRun:
         ]
 
     def _also(self, leaf: SavedLeaf, turn: int) -> Iterator[Block]:
-        grid = leaf.grid
-        if grid is None or grid.processes is None or leaf.own is not None or is_packed(leaf.record):
+        if (writing := _writing_of(leaf)) is None:
             return
-        writing = writing_of_grid(grid, grid.processes)
         numbers = np.array([block.number for block in leaf.blocks], np.int64)
         for block, writer in zip(leaf.blocks, writing.writers(numbers, turn), strict=True):
             if self.host_of[writer] != self.here:
@@ -102,7 +98,7 @@ class HostsOfRun:
                 if here[0] == jax.process_index():
                     yield block
 
-    def nbytes_of(self, given: GivenLeaves) -> tuple[int, dict[int, int]]:
+    def nbytes_of(self, given: Sequence[Given]) -> tuple[int, dict[int, int]]:
         """Return the bytes that this process writes here, and those that it sends, by host."""
         sent: dict[int, int] = {}
         own = sum(leaf.written_bytes for leaf in self.also_written(given))
@@ -119,6 +115,14 @@ class HostsOfRun:
                 for host in self.targets(holding):
                     sent[host] = sent.get(host, 0) + nbytes
         return own, sent
+
+
+def _writing_of(leaf: SavedLeaf) -> Writing | None:
+    """Return the writers of the blocks of a leaf; ``None`` if no other host may have them."""
+    grid = leaf.grid
+    if grid is None or grid.processes is None or leaf.own is not None or is_packed(leaf.record):
+        return None
+    return writing_of_grid(grid, grid.processes)
 
 
 class LocalSave(Save):

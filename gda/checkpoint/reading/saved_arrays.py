@@ -106,7 +106,7 @@ def _value_of(leaf: Leaf, chunks: ChunkCache) -> Any:
     source = SavedArray(leaf, chunks)
     if leaf.key_impl is None and leaf.kind != "number":
         return lazy(source)
-    data: Any = source.block(index_at((0,) * len(leaf.shape), leaf.shape))
+    data: Any = np.asarray(lazy(source))
     if leaf.key_impl is None:
         return data[()]
     with own_settings():
@@ -169,10 +169,6 @@ class SavedArray(HasReader, Source):
     @property
     def _reader(self) -> SavedArray:
         return self
-
-    def block(self, index: Index) -> AnyArray:
-        """Return the block at an index with every start and stop, in any thread."""
-        return self.read(index, lambda dtype: np.empty([s.stop - s.start for s in index], dtype))
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], AnyArray]) -> AnyArray:
         """Return the block at an index, read into memory from ``empty``.

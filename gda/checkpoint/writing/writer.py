@@ -45,6 +45,7 @@ from gda.trees.records.recorded_tree import (
 from gda.trees.records.saved_leaves import (
     Block,
     Keyed,
+    Saved,
     SavedLeaf,
     SavedPerProcess,
     kept,
@@ -67,7 +68,7 @@ def is_packed(record: ArrayLeaf) -> bool:
 class Share:
     """The part of this process in the save of a tree: every leaf, and sums that are begun."""
 
-    leaves: Sequence[SavedLeaf | ValueLeaf | SavedPerProcess]
+    leaves: Sequence[Saved]
     sums: Mapping[int, PendingSums] = field(default_factory=dict)  # over its blocks, by leaf
     linked: Sequence[Written] = ()  # of blocks that the leaves no longer have
 
@@ -441,7 +442,7 @@ class Writer:
         for sums in [part["sums"] for part in parts if part["sums"]]:
             totals[[*map(int, sums)]] += np.array([*sums.values()], np.uint32)
 
-        def record_of(number: int, leaf: SavedLeaf | ValueLeaf | SavedPerProcess) -> Leaf:
+        def record_of(number: int, leaf: Saved) -> Leaf:
             if isinstance(leaf, ValueLeaf):
                 return leaf
             if isinstance(leaf, SavedPerProcess):

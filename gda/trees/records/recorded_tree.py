@@ -178,10 +178,6 @@ class RecordedTree:
             return leaf.array, leaf.pieces
         return None
 
-    def leaves_at(self, at: Path) -> dict[Path, Leaf]:
-        """Return the leaves of a subtree, by their paths in the whole tree."""
-        return {leaf.path: leaf for leaf in self.leaves if leaf.path[: len(at)] == at}
-
 
 def may_be_tied(record: ArrayLeaf) -> bool:
     """Return False for keys and numbers, which a reader makes anew for each leaf."""

@@ -257,7 +257,8 @@ def _requested_like(request: Request, tree: RecordedTree) -> RequestedTree:
     """Return an arrival or a value for every leaf of ``like``."""
     at = request.at
     wanted, definition = jax.tree_util.tree_flatten_with_path(request.like, is_leaf=is_container)
-    recorded = {path[len(at) :]: leaf for path, leaf in tree.leaves_at(at).items()}
+    below = [leaf for leaf in tree.leaves if leaf.path[: len(at)] == at]
+    recorded = {leaf.path[len(at) :]: leaf for leaf in below}
     paths = _paths_in(recorded, [path_of_keys(keys) for keys, _ in wanted])
     keeps_missing = request.keeps_missing
     expected = [path for path in paths if path in recorded] if keeps_missing else paths

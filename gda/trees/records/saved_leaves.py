@@ -131,12 +131,14 @@ class SavedPerProcess(NamedTuple):
     data: bytes
 
 
+Given: TypeAlias = GivenLeaf | ValueLeaf | SavedPerProcess  # a leaf of a tree, with its record
+Saved: TypeAlias = SavedLeaf | ValueLeaf | SavedPerProcess  # the same with its blocks
+
+
 @without_collections()
-def given_leaves(
-    leaves: Iterable[tuple[Path, Any]], options: Options
-) -> list[GivenLeaf | ValueLeaf | SavedPerProcess]:
+def given_leaves(leaves: Iterable[tuple[Path, Any]], options: Options) -> list[Given]:
     """Return every leaf of a tree with its record; waits for no array."""
-    given: list[GivenLeaf | ValueLeaf | SavedPerProcess] = []
+    given: list[Given] = []
     reading = None
     for path, leaf in leaves:
         with noting_path(path):
@@ -149,13 +151,13 @@ def given_leaves(
 
 
 def without_ties(
-    leaves: Sequence[tuple[Path, Any]], given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]
-) -> tuple[list[GivenLeaf | ValueLeaf | SavedPerProcess], list[int]]:
+    leaves: Sequence[tuple[Path, Any]], given: Sequence[Given]
+) -> tuple[list[Given], list[int]]:
     """Return the given leaves without arrays that came before, and the number there of each leaf.
 
     Tied leaves are the same array object, as an embedding that is the output layer too.
     """
-    rest: list[GivenLeaf | ValueLeaf | SavedPerProcess] = []
+    rest: list[Given] = []
     first: dict[Any, int] = {}
     numbers = []
     for (path, leaf), each in zip(leaves, given, strict=True):
@@ -170,23 +172,15 @@ def without_ties(
 
 
 @without_collections()
-def with_blocks(
-    given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess], *, are_held: bool = False
-) -> list[SavedLeaf | ValueLeaf | SavedPerProcess]:
+def with_blocks(given: Sequence[Given], *, are_held: bool = False) -> list[Saved]:
     """Return leaves with the blocks that this process writes; waits for arrays on CPU devices.
 
     There, the blocks keep the values that they have: no donation and no deletion changes them.
     ``are_held`` is that of ``written_arrays``.
     """
-    arrays = [each for each in given if isinstance(each, GivenLeaf)]
-    written = iter(
-        written_arrays(
-            [each.array for each in arrays],
-            [each.grid for each in arrays],
-            are_copies=True,
-            are_held=are_held,
-        )
-    )
+    found = [each for each in given if isinstance(each, GivenLeaf)]
+    arrays, grids = [each.array for each in found], [each.grid for each in found]
+    written = iter(written_arrays(arrays, grids, are_copies=True, are_held=are_held))
     return [
         _saved(number, each.record, next(written)) if isinstance(each, GivenLeaf) else each
         for number, each in enumerate(given)
@@ -234,9 +228,7 @@ def _kept(block: Block) -> BlockData:
         return np.asarray(apart(data)) if copy is None else copy
 
 
-def values_of(
-    leaves: Iterable[GivenLeaf | SavedLeaf | ValueLeaf | SavedPerProcess],
-) -> dict[str, str]:
+def values_of(leaves: Iterable[Given | Saved]) -> dict[str, str]:
     """Return texts and checksums, by path, of what must be the same in all processes.
 
     Of a source, shape, dtype and blocks, but not the values: each process reads only some.
@@ -270,7 +262,7 @@ def check_same_values(values: list[dict[str, str]]) -> None:
         )
 
 
-def _given(path: Path, given: Any) -> GivenLeaf | ValueLeaf | SavedPerProcess:
+def _given(path: Path, given: Any) -> Given:
     leaf = held_by(given)
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
