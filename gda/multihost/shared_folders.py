@@ -13,6 +13,7 @@ import jax
 
 from gda.layout.text import format_processes
 from gda.multihost import coordination
+from gda.multihost.steps import all_do
 
 LATE_SECONDS = 60.0  # that another process may take to see a new file of process 0
 _BETWEEN_LOOKS = 0.2
@@ -34,6 +35,21 @@ def sees(look: Callable[[], bool]) -> bool:
             return False
         time.sleep(_BETWEEN_LOOKS)
     return True
+
+
+def check_is_one_folder(url: str, look: Callable[[], bool], timeout: float) -> None:
+    """Raise ``OSError`` in all processes unless each sees the new file of process 0.
+
+    Communicates. ``look`` returns True if this process sees it. A process waits ``timeout`` seconds
+    for the others, and as long as a file may be late.
+    """
+    blind = all_do(
+        lambda: sees(look),
+        decide=lambda parts: [process for process, sees_it in parts.items() if not sees_it],
+        what=f"a look at {url}",
+        timeout=timeout + LATE_SECONDS,
+    ).decision
+    check_all_see(url, blind)
 
 
 def check_all_see(url: str, blind: Collection[int]) -> None:

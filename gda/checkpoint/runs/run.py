@@ -40,7 +40,7 @@ from gda.layout.text import format_numbers
 from gda.multihost.agreement import call_fields, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
-from gda.multihost.shared_folders import LATE_SECONDS, check_all_see, sees
+from gda.multihost.shared_folders import check_is_one_folder
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count, check_seconds
 from gda.storage.stores.checksums import require_crc32c
@@ -608,26 +608,16 @@ class Run:
         program, names, start = found.decision
         self._names = dict(names)
         if jax.process_count() > 1:
-            self._check_is_one_folder(program)
+
+            def look() -> bool:
+                owner = self._folder.owner()
+                return owner is not None and owner.program == program
+
+            check_is_one_folder(self._folder.url, look, self._timeout)
         if self._local is not None:
             fields, least = start
             self._whole = self._local.look(RunStart(**fields), least)
         self._hears()
-
-    def _check_is_one_folder(self, program: str) -> None:
-        """Raise unless all processes see the file by which process 0 owns the folder."""
-
-        def look() -> bool:
-            owner = self._folder.owner()
-            return owner is not None and owner.program == program
-
-        blind = all_do(
-            lambda: sees(look),
-            decide=lambda parts: [process for process, sees_it in parts.items() if not sees_it],
-            what=f"a look at {self._folder.url}",
-            timeout=self._timeout + LATE_SECONDS,
-        ).decision
-        check_all_see(self._folder.url, blind)
 
     def _go_on(
         self,

@@ -21,7 +21,7 @@ from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
 from gda.multihost.agreement import communicates, timeout_of_work, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe, leaf_path
-from gda.multihost.shared_folders import check_all_see, is_known, sees
+from gda.multihost.shared_folders import check_is_one_folder, is_known
 from gda.multihost.steps import all_do
 from gda.storage import new_files
 from gda.storage.options import Options, ProgressLike, Retry, check_count, counting
@@ -335,12 +335,7 @@ def _save(plan: _PlannedSave, options: Options) -> None:
         name, is_new = begun.decision
         folder = plan.folder / name
         if is_new:
-            seen = step(
-                lambda: sees(folder.is_dir),
-                what=f"the beginning {what}",
-                decide=lambda parts: [process for process, seen in parts.items() if not seen],
-            )
-            check_all_see(str(plan.folder), seen.decision)
+            check_is_one_folder(str(plan.folder), folder.is_dir, timeout_of_work())
         written: set[Path] = set()
 
         def write(leaves: Mapping[int, WrittenArray], add: Callable[[int], object]) -> None:
