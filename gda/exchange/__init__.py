@@ -2,7 +2,8 @@
 
 Provisional: see ``docs/stable.md``.
 
-Read in this order: ``connection`` (messages and bytes) and ``catalog`` (the description of an
-offer); ``versions``, ``serving`` and ``offering``, of the program that offers; ``pieces``,
-``asking`` and ``pulling``. ``docs/design/two-programs.md`` has the protocol and its reasons.
+Read in this order: ``catalog`` (the description of an offer); ``versions``, ``serving`` and
+``offering``, of the program that offers; ``pieces``, ``asking`` and ``pulling``. The messages are
+those of ``gda.arrays.transport.connection``, and ``docs/design/two-programs.md`` has the protocol
+and its reasons.
 """

@@ -186,7 +186,7 @@ def _failed(array: Any) -> bool:
     try:
         if array.is_ready():
             array.block_until_ready()
-    except RuntimeError:  # JAX's errors are some, and so is that of an array deleted meanwhile
+    except RuntimeError:  # the class of JAX's errors, also of an array that was deleted meanwhile
         return True
     return False
 

@@ -1,7 +1,7 @@
 """A digest of shape, dtype and content: equal for equal arrays, however they are sharded.
 
-A caller can do other work between its three steps: ``begin`` starts the sums of
-blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` makes the text.
+A caller can do other work between its steps: ``begin_blocks`` starts the sums of blocks on their
+devices, and ``digest_of`` makes the text of those of all processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from gda.arrays.process_local import distinct_shards
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Shape
-from gda.mesh import (
-    grid_of_array,
-    own_settings,
-    processes_of,
-    sharding_of,
-)
+from gda.mesh import own_settings, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, watching
 from gda.storage.sources import apart
 
@@ -72,17 +67,9 @@ def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) ->
     ]
 
 
-def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
-    """Start the sums over the blocks that this process writes, on the first device of each.
-
-    ``grid`` is that of the array, with its processes, or the padded one without the padding. Never
-    communicates. Waits only for elements of 1 or 6 bits, and on CPU for small arrays and floats
-    below 32 bits. Afterwards the array may be donated or deleted. Copies only blocks that are small
-    or not in the devices' own memory.
-    """
-    array = live(array, OTHERWISE)
-    grid = grid_of_array(array) if grid is None else grid
-    shards = distinct_shards(array, grid)
+def begin(array: jax.Array, grid: ShardGrid) -> PendingSums:
+    """Start the sums over the blocks that this process writes, on the first device of each."""
+    shards = distinct_shards(live(array, OTHERWISE), grid)
     return begin_blocks({number: shards[number] for number in _written_here(grid)}, grid)
 
 
@@ -94,11 +81,16 @@ def _written_here(grid: ShardGrid) -> tuple[int, ...]:
 def begin_blocks(
     blocks: Mapping[int, Any], grid: ShardGrid, for_all_shapes: bool = False
 ) -> PendingSums:
-    """Start the sums over some blocks by their numbers, or copies of them, as ``begin``.
+    """Start the sums over some blocks by their numbers, or over copies of them.
 
-    PRNG keys may be given by their numbers. Blocks of a padded grid have no padding. With
-    ``for_all_shapes``, blocks in the memory of the host, which may be NumPy arrays, are waited for
-    and have one program: most processes save a model of many shapes once.
+    Never communicates. Waits only for elements of 1 or 6 bits, and on CPU for small blocks and
+    floats below 32 bits. Afterwards the array may be donated or deleted. Copies only blocks that
+    are small or not in the devices' own memory.
+
+    ``grid`` is that of the array, with its processes; blocks of a padded one have no padding. PRNG
+    keys may be given by their numbers. With ``for_all_shapes``, blocks in the memory of the host,
+    which may be NumPy arrays, are waited for and have one program: most processes save a model of
+    many shapes once.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return PendingSums(add([]))

@@ -72,7 +72,7 @@ def begin_on_host(array: AnyNDArray, start: Shape) -> Callable[[], Words]:
 def _in_worker(work: Callable[[], T]) -> Future[T]:
     """Begin some work in the one thread of this module.
 
-    The allocator keeps memory for each thread that has had windows, and each save has its own.
+    The allocator keeps the memory of windows for each thread, and each save has threads of its own.
     """
     try:
         return _worker(os.getpid()).submit(work)

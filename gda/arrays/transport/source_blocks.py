@@ -69,10 +69,6 @@ class SourceArray:
     def shape(self) -> Shape:
         return self.source.shape
 
-    @property
-    def ndim(self) -> int:
-        return len(self.source.shape)
-
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         return native(self.source.dtype)

@@ -131,6 +131,8 @@ class _Slot:
 
 
 class ChunkCache:
+    """The chunks that were read last, which any number of threads may ask for."""
+
     def __init__(self, files: Files) -> None:
         self.files = files
         self._guard = threading.Lock()

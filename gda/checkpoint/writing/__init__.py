@@ -1,1 +1,1 @@
-"""Writing a checkpoint: ``writer`` (the chunks of a process)."""
+"""Writing a checkpoint: ``writer`` (the chunks of a process), ``linking`` (to those of another)."""

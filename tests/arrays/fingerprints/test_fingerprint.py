@@ -345,7 +345,7 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     data = special(dtype)
     expected = sums_of_numpy(data)
     g = cut(data, mesh_of({"x": 2}), P("x"))
-    pending = fp.begin(g.array)
+    pending = fp.begin(g.array, g.grid)
     jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(g.array))
     # The sums of narrow floats are made from views by NumPy. JAX copies a donated array of which
     # NumPy has a view, and JAX 0.11.2 does not delete it.
@@ -360,10 +360,10 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
 def test_tracers_deleted_arrays_and_other_things_have_none(auto_mesh: Mesh) -> None:
     g = cut(batch(8), auto_mesh, P("x"))
     with pytest.raises(TypeError, match="call this outside jit"):
-        jax.jit(lambda x: fp.begin(x))(g.array)
+        jax.jit(lambda x: fp.begin(x, g.grid))(g.array)
     g.delete()
     with pytest.raises(RuntimeError, match=r"jax.Array\(shape=\(8,\), .* was deleted"):
-        fp.begin(g.array)
+        fp.begin(g.array, g.grid)
     message = r"expected a GlobalArray or a jax.Array, not int; .* gda.fingerprint\(numpy.asarray"
     with pytest.raises(TypeError, match=message):
         fingerprint(1)
