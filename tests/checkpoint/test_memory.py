@@ -89,11 +89,12 @@ def test_saved_data_does_not_stay_on_the_host(tmp_path: Path) -> None:
     # Of int4, JAX has to make a copy for NumPy also on CPU.
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
     make = jax.jit(lambda: jnp.ones((8, 2**21), jnp.int4), out_shardings=sharding)
-    arrays = jax.block_until_ready([make() for _ in range(4)])
-    gda.checkpoint.save(tmp_path / "first", arrays[0], max_bytes=2**23)
+    arrays = jax.block_until_ready([make() for _ in range(3 + 8)])
+    # More elements than NumPy sums up alone: what the program for them takes, is taken once.
+    gda.checkpoint.save(tmp_path / "first", arrays[:3], max_bytes=2**23)
     before = resident()
-    gda.checkpoint.save(tmp_path / "others", arrays[1:], max_bytes=2**23)
-    assert resident() - before < 2**25
+    gda.checkpoint.save(tmp_path / "others", arrays[3:], max_bytes=2**23)
+    assert resident() - before < 8 * 16 * MIB // 2
 
 
 def test_save_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from gda.layout.indices import start_of
 from gda.layout.spec import Shape
 from gda.mesh import own_settings, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, watching
-from gda.storage.sources import apart
 
 OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 
@@ -105,7 +104,7 @@ def begin_blocks(
         if is_here and for_all_shapes:
             return PendingSums(
                 *[
-                    on_host.begin_on_host(_in_numpy(block), _starts(grid, number, block.ndim))
+                    on_host.begin_on_host(block, _starts(grid, number, block.ndim))
                     for number, block in chosen.items()
                     if block.size
                 ]
@@ -123,10 +122,6 @@ def begin_blocks(
                 for shape, numbers in by_shape.items()
             ]
         )
-
-
-def _in_numpy(block: Any) -> np.ndarray[Any, Any]:
-    return block if isinstance(block, np.ndarray) else np.asarray(apart(block))
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:

@@ -39,6 +39,7 @@ from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import own_settings
 from gda.multihost.background import in_thread
+from gda.storage.sources import apart
 
 T = TypeVar("T")
 
@@ -63,10 +64,20 @@ def sums_on_host(array: AnyNDArray, start: Shape) -> Words:
     return _in_worker(lambda: _made_by(program, array, start)).result()
 
 
-def begin_on_host(array: AnyNDArray, start: Shape) -> Callable[[], Words]:
-    """Begin ``sums_on_host`` in a thread, which holds the array; return what waits for the sums."""
-    program = _program_for(array)
-    return _in_worker(lambda: _made_by(program, array, start)).result
+def begin_on_host(block: AnyNDArray | jax.Array, start: Shape) -> Callable[[], Words]:
+    """Begin ``sums_on_host`` in a thread, which holds the block; return what waits for the sums.
+
+    Below a byte, NumPy's elements are a copy, which is made when its turn has come.
+    """
+    program = _program_for(block)
+    return _in_worker(lambda: _made_by(program, _in_numpy(block), start)).result
+
+
+def _in_numpy(block: AnyNDArray | jax.Array) -> AnyNDArray:
+    if isinstance(block, np.ndarray):
+        return block
+    with own_settings():
+        return np.asarray(apart(block))
 
 
 def _in_worker(work: Callable[[], T]) -> Future[T]:
@@ -129,7 +140,7 @@ def prepare(elements: Mapping[np.dtype[Any], int]) -> None:
             _program_after(word_bytes, _summed[word_bytes] + count)
 
 
-def _program_for(array: AnyNDArray) -> Future[Any] | None:
+def _program_for(array: AnyNDArray | jax.Array) -> Future[Any] | None:
     """Return the program for an array, or ``None`` if NumPy is quicker."""
     if array.size <= SMALL or not array.dtype.isnative:
         return None
