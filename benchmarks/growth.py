@@ -150,27 +150,43 @@ def _state() -> dict[str, Any]:
     return {"w": jax.device_put(np.zeros((8, 16), np.float32), _sharding()), "step": 0}
 
 
-def _asking_steps(steps: int) -> Side:
-    scratch, folder = _with_steps(steps)
-    run = checkpoint.Run(folder, every=1)
+def _bucket_with_steps(steps: int) -> tuple[Scratch, Any]:
+    """Return a bucket in memory, where the requests take no time of their own."""
+    import tensorstore
+
+    bucket = tensorstore.KvStore.open({"driver": "memory", "path": "run/"}).result()
+    scratch, folder = _with_steps(1)
+    (step,) = (each for each in folder.iterdir() if each.name.isdigit())
+    files = [
+        (each.relative_to(step), each.read_bytes()) for each in step.rglob("*") if each.is_file()
+    ]
+    for number in range(1, steps + 1):
+        for path, data in files:
+            bucket[f"{number:0{len(step.name)}}/{path}"] = data
+    return scratch, bucket
+
+
+def _asking_steps(with_steps: Callable[[int], tuple[Scratch, Any]], steps: int) -> Side:
+    scratch, place = with_steps(steps)
+    run = checkpoint.Run(place, every=1)
     assert run.steps() == [*range(1, steps + 1)]
     return Side(run.steps, scratch.keep)
 
 
-def _resuming(steps: int) -> Side:
-    scratch, folder = _with_steps(steps)
+def _resuming(with_steps: Callable[[int], tuple[Scratch, Any]], steps: int) -> Side:
+    scratch, place = with_steps(steps)
     state = _state()
 
     def resume() -> int:
-        return checkpoint.Run(folder, every=1).resume(state)[1]
+        return checkpoint.Run(place, every=1).resume(state)[1]
 
     assert resume() == steps
     return Side(resume, scratch.keep)
 
 
-def _saving_a_step(steps: int) -> Side:
-    scratch, folder = _with_steps(steps)
-    run, numbers = checkpoint.Run(folder, every=1), itertools.count(steps + 1)
+def _saving_a_step(with_steps: Callable[[int], tuple[Scratch, Any]], steps: int) -> Side:
+    scratch, place = with_steps(steps)
+    run, numbers = checkpoint.Run(place, every=1), itertools.count(steps + 1)
     state = run.resume(_state())[0]
 
     def save(number: int) -> None:
@@ -178,25 +194,6 @@ def _saving_a_step(steps: int) -> Side:
         run.wait()
 
     return Side(save, lambda: (*scratch.keep(), next(numbers)))
-
-
-def _in_a_bucket(steps: int) -> Side:
-    """Ask for the steps of a bucket in memory, where the requests take no time of their own."""
-    import tensorstore
-
-    bucket = tensorstore.KvStore.open({"driver": "memory", "path": "run/"}).result()
-    scratch, folder = _with_steps(1)
-    files = {each.relative_to(folder): each for each in folder.rglob("*") if each.is_file()}
-    (name,) = (each.name for each in folder.iterdir() if each.name.isdigit())
-    for path, file in files.items():
-        if path.parts[0] != name:
-            continue
-        data = file.read_bytes()
-        for step in range(1, steps + 1):
-            bucket[f"{step:0{len(name)}}/{'/'.join(path.parts[1:])}"] = data
-    run = checkpoint.Run(bucket, every=1)
-    assert run.steps() == [*range(1, steps + 1)]
-    return Side(run.steps, scratch.keep)
 
 
 def _grows(
@@ -249,8 +246,14 @@ def works(quick: bool) -> list[Work]:
                 by=16,
             )
         ],
-        *grows("ask for the steps of a folder with {} steps", _asking_steps, [100, 1_000]),
-        *grows("resume in a folder with {} steps", _resuming, [100, 1_000]),
-        *grows("save a step beside {} steps", _saving_a_step, [100, 1_000], seconds=2),
-        *grows("ask for the steps of a bucket with {} steps", _in_a_bucket, [100, 1_000]),
+        *[
+            work
+            for place, with_steps in [("folder", _with_steps), ("bucket", _bucket_with_steps)]
+            for what, prepare in [
+                (f"ask for the steps of a {place} with {{}} steps", _asking_steps),
+                (f"resume in a {place} with {{}} steps", _resuming),
+                (f"save a step in a {place} with {{}} steps", _saving_a_step),
+            ]
+            for work in grows(what, partial(prepare, with_steps), [100, 1_000])
+        ],
     ]
