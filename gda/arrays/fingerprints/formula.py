@@ -106,7 +106,7 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
     keys_of = _keys_of if size <= _FEW else _keys_of.__wrapped__
     keys = keys_of(parts[0].shape, tuple(start), words)
     step = AT_A_TIME // (size * words)
-    memory = np.empty((2, LANES * AT_A_TIME), np.uint32)
+    memory = np.empty((2, LANES * min(step, len(parts)) * size * words), np.uint32)
     stacks = (np.stack(parts[first : first + step]) for first in range(0, len(parts), step))
     some = (words_of(stack).reshape(len(stack), -1) for stack in stacks)
     return np.concatenate([sums_of_words(each, keys, memory) for each in some])
