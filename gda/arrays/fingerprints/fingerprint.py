@@ -88,8 +88,8 @@ def begin_blocks(
 
     ``grid`` is that of the array, with its processes; blocks of a padded one have no padding. PRNG
     keys may be given by their numbers. With ``for_all_shapes``, blocks in the memory of the host,
-    which may be NumPy arrays, are waited for and have one program: most processes save a model of
-    many shapes once.
+    which may be NumPy arrays, have one program: most processes save a model of many shapes once. A
+    thread waits for these, and they must stay as they are until the result is there.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return PendingSums(add([]))

@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -130,10 +130,10 @@ def _sums_of_zeros(keys: Words) -> Words:
 # The program.
 
 
-def prepare(elements: Mapping[np.dtype[Any], int]) -> None:
+def prepare(elements: Iterable[tuple[np.dtype[Any], int]]) -> None:
     """Begin to compile the programs for numbers of elements whose sums are made soon."""
     words: Counter[int] = Counter()
-    for dtype, count in elements.items():
+    for dtype, count in elements:
         words[_word_bytes(dtype)] += count * width_of(dtype)[1]
     with _guard:
         for word_bytes, count in words.items():

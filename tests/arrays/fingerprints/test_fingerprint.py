@@ -200,14 +200,14 @@ def test_few_words_are_summed_up_without_a_program(monkeypatch: pytest.MonkeyPat
     data = np.arange(2 * on_host.SMALL, dtype=np.uint16)
     many = on_host.BY_NUMPY // data.size
     for _ in range(many):
-        on_host.prepare({data.dtype: data.size})
-    on_host.prepare({data.dtype: data.size, np.dtype(np.float32): on_host.BY_NUMPY})
+        on_host.prepare([(data.dtype, data.size)])
+    on_host.prepare([(data.dtype, data.size), (np.dtype(np.float32), on_host.BY_NUMPY)])
     assert np.array_equal(on_host.begin_on_host(data, (5,))(), sums_of_numpy(data, (5,)))
     assert not on_host._programs
     monkeypatch.setattr(on_host, "BY_NUMPY", 2 * data.size)
     on_host.sums_on_host(data, (0,))
     assert not on_host._programs
-    on_host.prepare({data.dtype: 1})
+    on_host.prepare([(data.dtype, 1)])
     assert [*on_host._programs] == [2]
 
 
